@@ -1,0 +1,1 @@
+"""Hidden states to and from disk."""

@@ -1,0 +1,1 @@
+"""Shared ground: error classes, atomic files, hashes, versions, schemas. Needs no torch."""

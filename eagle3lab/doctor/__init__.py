@@ -1,0 +1,1 @@
+"""Why is acceptance zero? Facts read from artefacts, checks over facts, findings."""

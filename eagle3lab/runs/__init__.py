@@ -1,0 +1,1 @@
+"""Run directories, caches, the papermill pipeline, sweeps, the report."""

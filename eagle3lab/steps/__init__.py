@@ -1,0 +1,1 @@
+"""One verb a file. Notebooks and the command line call only these."""

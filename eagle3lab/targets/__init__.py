@@ -1,0 +1,1 @@
+"""Target models: profiles, fetching, loading, engine processes, memory and disk plans."""

@@ -1,0 +1,1 @@
+"""Loss, trainer, resume, several ranks."""

@@ -1,0 +1,1 @@
+"""Thin ipywidgets around `eagle3lab.plots`; callback logic is in pure functions."""
