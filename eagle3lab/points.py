@@ -1,12 +1,12 @@
 """Capture points, and the one conversion between them and every engine's layer ids.
 
-`resid_pre[i]` is the residual stream that enters decoder block i (0-based) of a target with n blocks: un-normed, hidden
-and residual summed, equal to transformers' `hidden_states[i]`. `resid_pre[0]` is the embedding, `resid_pre[n]` the state
-after the last block and before the final norm (transformers' `hidden_states[n]` is after it).
+`resid_pre[i]` is the residual stream that enters decoder block i (0-based) of a target with n blocks: un-normed,
+hidden and residual summed, equal to transformers' `hidden_states[i]`. `resid_pre[0]` is the embedding, `resid_pre[n]`
+the state after the last block and before the final norm (transformers' `hidden_states[n]` is after it).
 
 Engines count differently, and which way is decided by the model file that is loaded. Read in SGLang 0.5.23
-(`set_eagle3_layers_to_capture` of each model), vLLM 0.33.0, SpecForge a6b6b02 and speculators c05b95b. The first-id rule of
-the DeepSeek files came with SGLang PR 25454; its first release is 0.5.13 (the files of 0.5.12.post1 and 0.5.13 were compared).
+(`set_eagle3_layers_to_capture` of each model), vLLM 0.33.0, SpecForge a6b6b02 and speculators c05b95b. The first-id
+rule of the DeepSeek files came with SGLang PR 25454; its first release is 0.5.13 (absent in the wheel 0.5.12.post1).
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ TOP_LEVEL_KEY = "eagle_aux_hidden_state_layer_ids"
 class Family:
     """How one SGLang model file turns ids into capture points.
 
-    rule: `first-id` (as written, plus one when the first id is 1), `plus-one`, or `gpt-oss` (plus one unless the largest
-    id is n). out_of_reach: what becomes of an id that no block has: `packer` raises at the first forward pass, `index`
-    raises at start-up, `list` returns fewer states without a word. final: whether `resid_pre[n]` can be captured.
+    rule: `first-id` (as written, plus one when the first id is 1), `plus-one`, or `gpt-oss` (plus one unless the
+        largest id is n).
+    out_of_reach: what becomes of an id that no block has: `packer` raises at the first forward pass, `index` raises at
+        start-up, `list` returns fewer states without a word.
+    final: whether `resid_pre[n]` can be captured.
     default_shift: added to the default list too (one model file does).
     """
 
@@ -50,12 +52,14 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("kimi_k25", "kimi_k2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm_moe_dsa"), _DEEPSEEK),
     "glm4_moe_lite": Family("first-id", "list"),
     **dict.fromkeys(
-        ("llama", "llama4", "mistral", "ministral3", "phi3", "qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl", "glm4_moe")
-        + ("glm5_next", "bailing_moe", "bailing_moe_v2", "minimax_m2", "longcat_flash", "exaone_moe", "apertus"),
+        (
+            *("llama", "llama4", "mistral", "ministral3", "phi3", "apertus", "exaone_moe"),
+            *("qwen2", "qwen2_5_vl", "qwen3", "qwen3_vl", "qwen3_vl_moe"),
+            *("glm4_moe", "glm5_next", "bailing_moe", "bailing_moe_v2", "minimax_m2", "longcat_flash"),
+        ),
         _LLAMA,
     ),
     **dict.fromkeys(("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_5"), _INDEXED),
-    "qwen3_vl_moe": _LLAMA,
     **dict.fromkeys(("gemma3", "gemma4", "minimax_m3"), _FINAL),
     "minimax_m3_vl": Family(final=True, default_shift=1),
     "gpt_oss": Family("gpt-oss", final=True),
@@ -77,9 +81,10 @@ _ALIASES = {
 class Captured:
     """What an engine really captures for a list of ids.
 
-    resid_pre: ascending points. ambiguous: the engine guesses between two readings of the list and the other reading is
-    as plausible. notes: the rule that decided, then everything odd, one sentence each. refused: the engine stops with an
-    error (then `resid_pre` holds the points it can reach).
+    resid_pre: ascending points.
+    ambiguous: the engine guesses between two readings of the list, and the other one is as plausible.
+    notes: the rule that decided, then everything odd, one sentence each.
+    refused: the engine stops with an error; `resid_pre` then holds the points that it can reach.
     """
 
     resid_pre: list[int]
@@ -179,7 +184,7 @@ def written(
     if engine in ("sglang", "specforge"):
         candidates.append([point - 1 for point in points])
         if kind.rule == "first-id" and points[0] == 1:
-            # The rule looks at the first id alone, and order does not matter: a list that does not start with 1 is verbatim.
+            # Only the first id is looked at and order has no effect, so a list that ends with 1 is taken as written.
             candidates.append([*points[1:], 1])
     for ids in candidates:
         if min(ids) < 0:
@@ -196,7 +201,9 @@ def written(
     )
 
 
-def compare(a: Sequence[int], b: Sequence[int], *, a_name: str = "the states", b_name: str = "the drafter") -> str | None:
+def compare(
+    a: Sequence[int], b: Sequence[int], *, a_name: str = "the states", b_name: str = "the drafter"
+) -> str | None:
     """None when the points of `a` and `b` are equal, else one sentence that names an off-by-one if it is one."""
     left, right = list(a), list(b)
     if left == right:
@@ -207,11 +214,12 @@ def compare(a: Sequence[int], b: Sequence[int], *, a_name: str = "the states", b
     if sorted(left) == sorted(right):
         return f"{head}: the same points in another order; engines join them ascending"
     steps = [x - y for x, y in zip(left, right, strict=True)]
-    if set(steps) == {1} or set(steps) == {-1}:
-        return f"{head}: all points one {'higher' if steps[0] == 1 else 'lower'} (an off-by-one between block inputs and outputs)"
-    if set(steps) <= {0, 1} or set(steps) <= {0, -1}:
+    way = "higher" if 1 in steps else "lower"
+    if set(steps) in ({1}, {-1}):
+        return f"{head}: all points one {way} (an off-by-one: block inputs taken for outputs, or the reverse)"
+    if set(steps) in ({0, 1}, {0, -1}):
         moved = [y for y, step in zip(right, steps, strict=True) if step]
-        return f"{head}: one {'higher' if 1 in steps else 'lower'} at {moved} (an off-by-one at {len(moved)} of {len(steps)})"
+        return f"{head}: one {way} at {moved} (an off-by-one at {len(moved)} of {len(steps)} points)"
     return f"{head}: differences {steps}"
 
 
@@ -237,7 +245,8 @@ def _through_sglang(
             notes.append(f"SGLang before 0.5.13 (PR 25454) adds one to every id here: {sorted(plus)}")
     elif kind.rule == "gpt-oss":
         adds = max(ids) != blocks
-        notes.append(f"gpt_oss: the largest id is {'not ' if adds else ''}n = {blocks}: {'plus one' if adds else 'used as written'}")
+        what = "not n: one is added to every id" if adds else "n: used as written"
+        notes.append(f"gpt_oss, n = {blocks}: the largest id is {what}")
     else:
         adds = True
         notes.append(
@@ -250,9 +259,10 @@ def _through_sglang(
     if kind.rule == "first-id" and not old and blocks >= 7 and sorted(asked) != default_points(blocks):
         ambiguous = True
         other, meaning = (ids, "inputs") if adds else (plus, "outputs")
-        notes.append(f"ambiguous: the engine guesses from the first id; if {ids} meant block {meaning}, they are {sorted(other)}")
+        notes.append(f"ambiguous: the first id is a guess; meant as block {meaning}, {ids} are {sorted(other)}")
     last = blocks if kind.final else blocks - 1
-    return _reach(asked, ids, 0, last, blocks, kind.out_of_reach, ambiguous, notes)
+    resid_pre, refused = _reach(asked, ids, last, blocks, kind.out_of_reach, notes)
+    return Captured(resid_pre, ambiguous, notes, refused)
 
 
 def _through_vllm(ids: list[int] | None, blocks: int, engine: str, kind: Family, notes: list[str]) -> Captured:
@@ -262,45 +272,49 @@ def _through_vllm(ids: list[int] | None, blocks: int, engine: str, kind: Family,
         points = default_points(blocks)
         return Captured(points, False, [*notes, f"no list: the default [2, n//2, n-3] = {points}", *extra])
     notes.append("vLLM uses every id as written")
+    resid_pre, refused = _reach(ids, ids, blocks, blocks, "list", notes)
     if kind.rule == "first-id" and 0 in ids:
-        reached = sorted({i for i in ids if 0 < i <= blocks})
-        return Captured(reached, False, [*notes, "id 0: vLLM's DeepSeek code adds None to the embedding and fails"], True)
-    got = _reach(ids, ids, 0, blocks, blocks, "list", False, notes)
-    got.notes.extend(extra)
-    return got
+        notes.append("id 0: vLLM's DeepSeek code adds None to the embedding and fails")
+        resid_pre, refused = [point for point in resid_pre if point], True
+    return Captured(resid_pre, False, notes + extra, refused)
 
 
 def _reach(
-    asked: list[int], ids: list[int], first: int, last: int, blocks: int, beyond: str, ambiguous: bool, notes: list[str]
-) -> Captured:
-    """Keep what the engine's walk over the blocks meets, and say what it does with the rest."""
-    reached = sorted({i for i in asked if first <= i <= last})
+    asked: list[int], ids: list[int], last: int, blocks: int, beyond: str, notes: list[str]
+) -> tuple[list[int], bool]:
+    """(points met while the engine walks over the blocks, whether it stops with an error); appends to `notes`."""
+    reached = sorted({i for i in asked if 0 <= i <= last})
+    outside = [i for i in asked if i > last]
     refused = False
     if ids != sorted(ids):
         notes.append(f"order in the list has no effect: {ids} is joined in ascending layer order, {reached}")
-    if outside := [i for i in asked if i > last]:
-        notes.append(f"id {', '.join(map(str, outside))} is out of range: the last point reached is {last}, n = {blocks} blocks")
+    if outside:
+        names = ", ".join(map(str, outside))
+        notes.append(f"id {names} is out of range: the last point reached is {last} of n = {blocks} blocks")
     if blocks in reached:
-        notes.append(f"point {blocks} of n = {blocks} blocks: the state after the last block, before the final norm")
+        notes.append(f"point {blocks} of n = {blocks} blocks is the state after the last block, before the final norm")
     if len(set(asked)) < len(asked):
         notes.append(f"duplicate ids in {ids}: each point is captured once")
     if len(reached) < len(asked):
-        if beyond == "packer" or (beyond == "index" and outside):
-            refused = True
+        count = f"captured {len(reached)} of {len(asked)}"
+        refused = beyond == "packer" or (beyond == "index" and bool(outside))
+        if refused:
             error = "RuntimeError at the first forward pass" if beyond == "packer" else "IndexError at start-up"
-            notes.append(f"refused: {error}, captured {len(reached)} of {len(asked)}")
+            notes.append(f"refused: {error}, {count}")
         else:
-            notes.append(f"captured {len(reached)} of {len(asked)}: fc gets {len(reached)} x H numbers a token, not {len(asked)} x H")
-    if blocks >= 7 and (one_off := compare(reached, default_points(blocks), a_name="they", b_name="the default")):
-        if "all points one" in one_off:
+            notes.append(f"{count}: fc gets {len(reached)} x H numbers a token, not {len(asked)} x H")
+    if blocks >= 7:
+        one_off = compare(reached, default_points(blocks), a_name="they", b_name="the default")
+        if one_off and "all points one" in one_off:
             notes.append(one_off)
-    return Captured(reached, ambiguous, notes, refused)
+    return reached, refused
 
 
 def _family(family: str | None, engine: str) -> tuple[Family, list[str]]:
+    if family is None and engine in ("sglang", "specforge"):
+        return _DEEPSEEK, ["family not given: the Kimi/DeepSeek rule is used; name it with --family"]
     if family is None:
-        decides = engine in ("sglang", "specforge")
-        return _DEEPSEEK, ["family not given: the Kimi/DeepSeek rule is used; name it with --family"] if decides else []
+        return _LLAMA, []  # vLLM takes ids as written whatever the family is
     name = _ALIASES.get(family, family)
     if name not in FAMILIES:
         raise PointsError(f"unknown model family '{family}'", rule=nearest(family, FAMILIES))

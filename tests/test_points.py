@@ -29,7 +29,10 @@ DEFAULT = [2, 30, 58]
 # ids written -> captured, per (engine, family). Columns and rows as published for n = 61.
 TABLE = [
     (None, {"kimi": DEFAULT, "llama": DEFAULT, "vllm": DEFAULT, "specforge": DEFAULT, "speculators": DEFAULT}),
-    ([2, 30, 58], {"kimi": DEFAULT, "llama": [3, 31, 59], "vllm": DEFAULT, "specforge": DEFAULT, "speculators": DEFAULT}),
+    (
+        [2, 30, 58],
+        {"kimi": DEFAULT, "llama": [3, 31, 59], "vllm": DEFAULT, "specforge": DEFAULT, "speculators": DEFAULT},
+    ),
     (
         [1, 29, 57],
         {"kimi": DEFAULT, "llama": DEFAULT, "vllm": [1, 29, 57], "specforge": DEFAULT, "speculators": [1, 29, 57]},
@@ -84,7 +87,13 @@ def test_vllm_side_ignores_the_family(engine: str, family: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "want"),
-    [("0.5.12.post1", [3, 31, 59]), ("0.5.9", [3, 31, 59]), ("0.5.13", DEFAULT), ("v0.5.23", DEFAULT), ("0.6", DEFAULT)],
+    [
+        ("0.5.12.post1", [3, 31, 59]),
+        ("0.5.9", [3, 31, 59]),
+        ("0.5.13", DEFAULT),
+        ("v0.5.23", DEFAULT),
+        ("0.6", DEFAULT),
+    ],
 )
 def test_first_id_rule_came_with_0_5_13(version: str, want: list[int]) -> None:
     assert captured(DEFAULT, blocks=N, engine="sglang", family="kimi_k25", version=version).resid_pre == want
@@ -102,7 +111,14 @@ def test_unreadable_version() -> None:
 
 @pytest.mark.parametrize(
     ("ids", "ambiguous"),
-    [(None, False), (DEFAULT, False), ([1, 29, 57], False), ([4, 20, 40], True), ([1, 30, 58], True), ([58, 2, 30], False)],
+    [
+        (None, False),
+        (DEFAULT, False),
+        ([1, 29, 57], False),
+        ([4, 20, 40], True),
+        ([1, 30, 58], True),
+        ([58, 2, 30], False),
+    ],
 )
 def test_ambiguity_of_the_first_id_rule(ids: list[int] | None, ambiguous: bool) -> None:
     assert captured(ids, blocks=N, engine="sglang", family="kimi_k25").ambiguous is ambiguous
