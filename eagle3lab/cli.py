@@ -1,0 +1,114 @@
+"""The command line. A command parses its words and calls one step; every heavy import stands inside its command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eagle3lab import __version__
+from eagle3lab.core.errors import Eagle3LabError
+
+if TYPE_CHECKING:
+    from eagle3lab.steps.output import Outcome
+
+INTERRUPTED = 130
+BAD_USAGE = 2
+
+app = typer.Typer(
+    name="eagle3lab",
+    help="A lab for EAGLE-3 drafters: capture, train, inspect fc, measure acceptance, find out why it is zero.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(f"eagle3lab {__version__}")
+        raise typer.Exit
+
+
+def finish(outcome: Outcome, as_json: bool) -> None:
+    """Print the outcome of a step and leave with its exit code. The last line of every command."""
+    typer.echo(json.dumps(outcome.as_json(), indent=2, allow_nan=False) if as_json else outcome.as_text())
+    raise typer.Exit(outcome.exit_code)
+
+
+@app.command()
+def points(
+    engine: Annotated[str, typer.Option(help="sglang | vllm | vllm-v2 | specforge | speculators")],
+    blocks: Annotated[int | None, typer.Option(help="Decoder blocks n of the target.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Layer ids as written for the engine: 2,30,58 or none.")] = None,
+    resid_pre: Annotated[str | None, typer.Option(help="Capture points; answers which list to write.")] = None,
+    family: Annotated[str | None, typer.Option(help="Model family of the target: kimi_k25, llama, ...")] = None,
+    target: Annotated[Path | None, typer.Option(help="Target folder; its config.json names the family.")] = None,
+    engine_version: Annotated[str | None, typer.Option(help="Engine release, such as 0.5.23.")] = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Convert layer ids to the hidden states that an engine really captures, and back."""
+    from eagle3lab.core.errors import UsageError
+    from eagle3lab.steps import points as step
+
+    if (ids is None) == (resid_pre is None):
+        raise UsageError("one question at a time", rule="give either --ids A,B,C|none or --resid-pre A,B,C")
+    wanted = step.parse_ids(resid_pre, "--resid-pre")
+    if resid_pre is not None and wanted is None:
+        raise UsageError(f"--resid-pre {resid_pre!r}", rule="integers with commas, such as 2,30,58")
+    outcome = step.points(
+        engine=engine,
+        blocks=blocks,
+        ids=step.parse_ids(ids, "--ids"),
+        resid_pre=wanted,
+        family=family,
+        target=target,
+        version=engine_version,
+    )
+    finish(outcome, json_output)
+
+
+# Typer wraps click, or carries its own copy in later releases; the base of its usage errors is found by name in both.
+_ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Run one command line and return its exit code: errors are one line on stderr, never a traceback."""
+    try:
+        return int(app(arguments, standalone_mode=False) or 0)
+    except Eagle3LabError as error:
+        _complain(str(error))
+        return error.exit_code
+    except _ClickError as error:
+        _complain(f"{error.format_message()}; next: eagle3lab --help")  # type: ignore[attr-defined]
+        return BAD_USAGE
+    except (KeyboardInterrupt, typer.Abort):
+        _complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has left: keep the interpreter from complaining again when it flushes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    sys.exit(run())
+
+
+def _complain(message: str) -> None:
+    typer.echo("eagle3lab: " + " ".join(message.split()), err=True)
+
+
+if __name__ == "__main__":
+    main()

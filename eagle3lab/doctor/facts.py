@@ -1,0 +1,264 @@
+"""Facts: what is known of the user's artefacts, under the names of tests/cases/README.md. Checks see nothing else.
+
+Readers of real artefacts and `--facts FILE` produce the same facts. A value of the wrong type (`draft_config: 3`) is a
+finding, not a crash, and the fact counts as absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.doctor.findings import Finding, could_not, error
+
+_MAPPING, _LIST, _NUMBER, _TEXT = (dict,), (list,), (int, float), (str,)
+_ANY: tuple[type, ...] = (dict, list, int, float, str, bool)
+
+VOCABULARY: dict[str, tuple[type, ...]] = {
+    # what is started, and with what
+    "launch_args": (list, str),
+    "env": _MAPPING,
+    "command": _TEXT,
+    "serve_with": _TEXT,
+    "tensor_parallel": _NUMBER,
+    # configs and weights
+    "target": _MAPPING,
+    "target_config": _MAPPING,
+    "target_headers": _MAPPING,
+    "draft_config": _MAPPING,
+    "draft_config_ids": _LIST,
+    "draft_headers": _MAPPING,
+    "source_config": _MAPPING,
+    "converted_config": _MAPPING,
+    "configs": _LIST,
+    "target_embed_tokens": _MAPPING,
+    "draft_embed_tokens": _MAPPING,
+    "trained_max_length": _NUMBER,
+    "draft_steps": _NUMBER,
+    "prompt_tokens": _ANY,
+    # vocabulary map
+    "d2t": _LIST,
+    "t2d": _LIST,
+    "t2d_true_ids": _LIST,
+    "tensors": _MAPPING,
+    "side_files": _MAPPING,
+    "token_counts": _MAPPING,
+    "corpus_distinct_tokens": _NUMBER,
+    "draft_vocab_size": _NUMBER,
+    "vocab_size": _NUMBER,
+    "built_map": _MAPPING,
+    "cached_map": _MAPPING,
+    "asked": _MAPPING,
+    "logits_width": _NUMBER,
+    # captured states
+    "states_manifest_resid_pre": _LIST,
+    "width": _NUMBER,
+    "shards": _LIST,
+    "tokens": _LIST,
+    "hidden_rows": _NUMBER,
+    "completion_tokens": _NUMBER,
+    "head": _ANY,
+    "state_rows_argmax": _LIST,
+    "next_token_agreement_by_shard": _LIST,
+    "rows_compared": _NUMBER,
+    "cosine_to_batch_1": _LIST,
+    "threshold": _NUMBER,
+    "dtype": _TEXT,
+    "shape": _LIST,
+    "points": _ANY,
+    "H": _NUMBER,
+    "loss_mask": _LIST,
+    "dtype_before": _TEXT,
+    "dtype_after": _TEXT,
+    "value": _NUMBER,
+    "conversations": _NUMBER,
+    "tokens_each": _NUMBER,
+    "with_last": (bool,),
+    "disk_free_bytes": _NUMBER,
+    "one_conversation_per_shard": (bool,),
+    # training data and runs
+    "text": _TEXT,
+    "tokenizer": _ANY,
+    "template": _TEXT,
+    "assistant_header": _TEXT,
+    "policy": _TEXT,
+    "max_length": _NUMBER,
+    "samples_supervised_tokens": _LIST,
+    "ids": _LIST,
+    "grad_norm_by_place": _MAPPING,
+    "after_fix": _MAPPING,
+    "run": _MAPPING,
+    "log_lr": _LIST,
+    "resume_with": _MAPPING,
+    "losses_straight": _LIST,
+    "losses_resumed": _LIST,
+    "loss_over_all_positions": _NUMBER,
+    "loss_over_masked_positions": _NUMBER,
+    "masked_share": _NUMBER,
+    "samples": _NUMBER,
+    # acceptance
+    "joint_rates": _LIST,
+    "steps": _NUMBER,
+    "topk": _NUMBER,
+    "draft_tokens": _NUMBER,
+    "verify_steps": _NUMBER,
+    "correct_drafts": _NUMBER,
+    "meta_info": _MAPPING,
+    "log": _TEXT,
+    "drafts": _NUMBER,
+    "drafted": _NUMBER,
+    "accepted": _NUMBER,
+    "per_depth": _LIST,
+    "meaning": _TEXT,
+    "acceptance_vector": _LIST,
+    "accept_length": _ANY,
+    "a": _ANY,
+    "b": _ANY,
+    # files
+    "plan": _MAPPING,
+    "file": _MAPPING,
+    "files": _MAPPING,
+    "index": _MAPPING,
+    "tensor": _MAPPING,
+    "save": _TEXT,
+    "safetensors": _ANY,
+    "bytes_hex": _TEXT,
+    "header_text": _TEXT,
+    "declared": _LIST,
+    "data_bytes": _NUMBER,
+    "values": _LIST,
+    # notebooks
+    "notebook": _MAPPING,
+    "parameters": _MAPPING,
+    "installed_kernels": _LIST,
+    "limit_s": _NUMBER,
+    "runner": _TEXT,
+    "used_as": _TEXT,
+    # remarks of the writer, also the recipe that describes contents
+    "note": _TEXT,
+    "recipe": _TEXT,
+    "recipe_for_larger_sizes": _TEXT,
+    "rule": _TEXT,
+}
+"""Legal fact names and the types they may have; None is legal for each and means "known to be absent"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine that serves: `sglang`, `vllm` (V1 runner) or `vllm-v2`; version None is the one the facts were read in."""
+
+    name: str
+    version: str | None = None
+
+    @property
+    def label(self) -> str:
+        """`sglang 0.5.23`-like text for messages."""
+        return f"{self.name} {self.version}" if self.version else self.name
+
+
+ENGINES = ("sglang", "vllm", "vllm-v2")
+
+
+def parse_engine(text: str) -> Engine:
+    """`sglang`, `vllm@0.33.0`, ...; an unknown name is a `UsageError`."""
+    name, _, version = text.strip().lower().partition("@")
+    if name not in ENGINES:
+        raise UsageError(f"unknown engine {text!r}", rule=nearest(name, ENGINES), fix="--engine sglang")
+    return Engine(name, version or None)
+
+
+@dataclass
+class Facts(Mapping[str, Any]):
+    """Facts by name, where each came from, and what could not be read.
+
+    Fields:
+        values: name -> value; a name with value None is known to be absent.
+        sources: name -> path or flag that the value came from.
+        engines: the engines to judge for. chosen: the user (or a launch line) named the engine.
+        remarks: findings of the readers (a broken config.json, an artefact that could not be read).
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+    engines: tuple[Engine, ...] = (Engine("sglang"), Engine("vllm"))
+    chosen: bool = False
+    remarks: list[Finding] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def has(self, name: str) -> bool:
+        """Whether the fact was given (None counts: known to be absent)."""
+        return name in self.values
+
+    def put(self, name: str, value: Any, source: str) -> None:
+        """Add a fact. A name outside the vocabulary is a `UsageError`, a value of the wrong type a remark."""
+        if name not in VOCABULARY:
+            raise UsageError(
+                f"unknown fact {name!r} in {source}", rule=nearest(name, VOCABULARY), fix="rename the fact"
+            )
+        legal = VOCABULARY[name]
+        right = isinstance(value, legal) and (bool in legal or not isinstance(value, bool))
+        if value is not None and not right:
+            wanted = " or ".join(kind.__name__ for kind in legal)
+            self.remarks.append(
+                Finding(
+                    severity="error",
+                    code="fact-type",
+                    subject=name,
+                    message=f"{name} is a {type(value).__name__}, needed: {wanted}",
+                    actual=str(value)[:80],
+                    rule="every fact has the type of tests/cases/README.md",
+                    fix=f"correct {name} in {source}",
+                )
+            )
+            return
+        self.values[name] = value
+        self.sources[name] = source
+
+    def could_not(self, what: str, why: str, *, fix: str = "") -> None:
+        """Remember that an artefact was given and could not be read: it is said, never skipped."""
+        remark = could_not(what, why, fix=fix)
+        self.remarks.append(
+            Finding(
+                severity="info",
+                code="not-checked",
+                subject=what,
+                message=remark.message,
+                rule="what was given is checked, or the report says why not",
+                fix=fix,
+                evidence=remark.evidence,
+            )
+        )
+
+    def broken(self, what: str, why: str, *, fix: str = "", actual: Any = None) -> None:
+        """Remember that an artefact is damaged: an error finding."""
+        self.remarks.append(
+            Finding(
+                severity="error",
+                code="artefact-broken",
+                subject=what,
+                message=f"{what}: {why}",
+                actual=actual,
+                rule="an artefact can be read whole",
+                fix=fix or f"write {what} again",
+                evidence=error("", "", reason=why).evidence,
+            )
+        )
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The fact as a mapping; {} when absent."""
+        value = self.values.get(name)
+        return value if isinstance(value, dict) else {}
+
+    def engine_names(self) -> tuple[str, ...]:
+        """Names of the engines that are judged."""
+        return tuple(engine.name for engine in self.engines)

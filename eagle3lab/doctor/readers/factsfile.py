@@ -1,0 +1,24 @@
+"""`--facts FILE`: a mapping with the input names of tests/cases/README.md, in YAML or JSON."""
+
+from __future__ import annotations
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
+from eagle3lab.doctor.run import existing
+
+
+def read(value: str, facts: Facts) -> None:
+    """Add every fact of the file. A file that is not a mapping, or an unknown name, is a `UsageError` (exit 2)."""
+    path = existing(value, "--facts")
+    try:
+        text = read_text(path)
+        parsed = parse_json(text, str(path)).value if path.suffix == ".json" else parse_yaml(text, str(path))
+    except ReadError as error:
+        raise UsageError(error.what, rule=error.rule or "a YAML or JSON mapping", fix="correct the file") from error
+    if not isinstance(parsed, dict):
+        raise UsageError(
+            f"{path} holds a {type(parsed).__name__}", rule="a mapping of facts", fix="see tests/cases/README.md"
+        )
+    for name, fact in parsed.items():
+        facts.put(str(name), fact, str(path))

@@ -1,0 +1,248 @@
+"""Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and the fact `launch_args`.
+
+`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell line breaks,
+quotes and comments, `VAR=value` in front of the command, and YAML or JSON config files of the same flags. Only the
+text is read; nothing is executed and no variable is expanded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
+from eagle3lab.doctor.run import existing
+
+ALIASES = {
+    "model": "model-path",
+    "tp-size": "tp",
+    "tensor-parallel-size": "tp",
+    "pp-size": "pp",
+    "pipeline-parallel-size": "pp",
+    "speculative-draft-model": "speculative-draft-model-path",
+    "speculative-algo": "speculative-algorithm",
+}
+KNOWN = (
+    "model-path",
+    "tp",
+    "pp",
+    "speculative-algorithm",
+    "speculative-draft-model-path",
+    "speculative-num-steps",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
+    "speculative-token-map",
+    "speculative-attention-mode",
+    "speculative-draft-attention-backend",
+    "speculative-config",
+    "enable-return-aux-hidden-states",
+    "return-aux-hidden-state-layer-ids",
+    "enable-return-hidden-states",
+    "return-hidden-states-mode",
+    "chunked-prefill-size",
+    "disable-radix-cache",
+    "context-length",
+    "max-model-len",
+    "attention-backend",
+    "prefill-attention-backend",
+    "decode-attention-backend",
+    "forward-hooks",
+    "no-enable-prefix-caching",
+    "enable-prefix-caching",
+    "enable-chunked-prefill",
+    "no-enable-chunked-prefill",
+    "kv-transfer-config",
+    "config",
+)
+"""Flags that some check reads; an unambiguous abbreviation of one of them is understood (argparse allows it)."""
+_ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A parsed launch line.
+
+    Fields:
+        flags: canonical flag name without dashes -> the values of its last occurrence, in order ([] for a switch).
+        spelt: canonical name -> the flag as written, last occurrence.
+        times: canonical name -> how often it was written. words: all words that are not flags or their values.
+    """
+
+    flags: dict[str, list[str]]
+    spelt: dict[str, str]
+    times: dict[str, int]
+    words: tuple[str, ...]
+
+    def has(self, flag: str) -> bool:
+        """Whether the flag was written."""
+        return flag in self.flags
+
+    def value(self, flag: str) -> str | None:
+        """First value of the flag's last occurrence; None when absent or a bare switch."""
+        values = self.flags.get(flag) or [None]
+        return values[0]
+
+    def number(self, flag: str) -> int | None:
+        """The flag's value as a whole number; None when absent or not one."""
+        try:
+            return int(str(self.value(flag)))
+        except ValueError:
+            return None
+
+
+def canonical(flag: str) -> str:
+    """`--speculative_algo` -> `speculative-algorithm`; an unknown flag stays as it is (without dashes)."""
+    name = flag.lstrip("-").replace("_", "-").lower()
+    name = ALIASES.get(name, name)
+    if name in KNOWN or len(name) < 4:
+        return name
+    longer = [known for known in KNOWN if known.startswith(name)]
+    return longer[0] if len(longer) == 1 else name
+
+
+def parse_args(args: Any) -> Launch:
+    """Parse `launch_args`: a list of words, or one text."""
+    words = split_words(args) if isinstance(args, str) else [str(word) for word in args]
+    flags: dict[str, list[str]] = {}
+    spelt: dict[str, str] = {}
+    times: dict[str, int] = {}
+    loose: list[str] = []
+    current: str | None = None
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            flag, equals, value = word.partition("=")
+            current = canonical(flag)
+            flags[current] = [value] if equals else []
+            spelt[current] = flag
+            times[current] = times.get(current, 0) + 1
+            if equals:
+                current = None
+        elif current is not None:
+            flags[current].append(word)
+        else:
+            loose.append(word)
+    return Launch(flags, spelt, times, tuple(loose))
+
+
+def split_words(text: str) -> list[str]:
+    """Words of a shell command: line continuations joined, quotes and comments honoured, nothing expanded."""
+    joined = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
+    try:
+        return shlex.split(joined, comments=True)
+    except ValueError as error:
+        raise ReadError(f"the launch line has an open quote ({error})", rule="quotes come in pairs") from error
+
+
+def engine_of(args: Any) -> str:
+    """`vllm` when the words name vLLM or its speculative config, else `sglang`."""
+    launch = parse_args(args)
+    vllm_flags = {"speculative-config", "max-model-len", "no-enable-prefix-caching", "kv-transfer-config"}
+    named = any(re.search(r"(^|/)vllm(\.|$)", word) for word in launch.words)
+    dotted = any(flag.startswith("speculative-config.") for flag in launch.flags)
+    return "vllm" if named or dotted or vllm_flags & launch.flags.keys() else "sglang"
+
+
+def speculative_config(launch: Launch) -> dict[str, Any]:
+    """vLLM's `--speculative-config '{...}'` or `--speculative-config.key value` as a mapping; {} when absent."""
+    found: dict[str, Any] = {}
+    text = launch.value("speculative-config")
+    if text:
+        try:
+            parsed = json.loads(text)
+            found = parsed if isinstance(parsed, dict) else {}
+        except (ValueError, RecursionError):
+            found = {}
+    for flag, values in launch.flags.items():
+        if flag.startswith("speculative-config.") and values:
+            found[flag.removeprefix("speculative-config.").replace("-", "_")] = values[0]
+    return found
+
+
+def read(value: str, facts: Facts) -> None:
+    """`--launch`: a launch line, or the path of a shell script or of a YAML or JSON file with the flags."""
+    path = Path(value)
+    is_path = "\n" not in value and " " not in value.strip() and not value.startswith("-")
+    try:
+        if is_path:
+            path = existing(value, "--launch")
+            text, source = read_text(path), str(path)
+        else:
+            text, source = value, "--launch"
+        if is_path and path.suffix.lower() in (".yaml", ".yml", ".json"):
+            parsed = parse_json(text, source).value if path.suffix.lower() == ".json" else parse_yaml(text, source)
+            args, env = _from_config(parsed, source)
+        else:
+            args, env = _from_command(split_words(text))
+    except ReadError as error:
+        facts.broken("launch line", error.what, fix="correct the launch line")
+        return
+    if not args:
+        raise UsageError(f"no flags in {source}", rule="a launch line has --flags", fix="paste the whole command")
+    facts.put("launch_args", args, source)
+    if env:
+        facts.put("env", {**facts.mapping("env"), **env}, source)
+
+
+def _from_config(parsed: Any, source: str) -> tuple[list[str], dict[str, str]]:
+    """Flags of a config file: `{flag: value}` (true is a switch, false leaves it out), or a list of words."""
+    if isinstance(parsed, list):
+        return [str(word) for word in parsed], {}
+    if not isinstance(parsed, dict):
+        raise ReadError(f"{source} holds a {type(parsed).__name__}", rule="flags and values")
+    words: list[str] = []
+    for key, value in parsed.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + str(key).lstrip("-"))
+        if value is not True:
+            items = value if isinstance(value, list) else [value]
+            words += [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
+    return words, {}
+
+
+def _from_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """The command that holds a speculative or model flag, and the variables set in front of it or exported before."""
+    env: dict[str, str] = {}
+    kept: list[str] = []
+    for word in words:
+        if not kept and word == "export":
+            continue
+        if _ENV.match(word) and not any(w.startswith("--") for w in kept):
+            name, _, text = word.partition("=")
+            env[name] = text
+        else:
+            kept.append(word)
+    return kept, env
+
+
+def read_env(value: str, facts: Facts) -> None:
+    """`--env FILE`: `NAME=value` lines (`env > FILE`, `.env`, `export NAME=value`) or a YAML or JSON mapping."""
+    path = existing(value, "--env")
+    try:
+        text = read_text(path)
+        parsed = (
+            parse_env(text) if path.suffix.lower() not in (".yaml", ".yml", ".json") else parse_yaml(text, str(path))
+        )
+        if not isinstance(parsed, dict):
+            raise ReadError(f"{path} holds a {type(parsed).__name__}", rule="NAME=value lines")
+    except ReadError as error:
+        facts.broken(str(path), error.what, fix=f"env > {path}")
+        return
+    facts.put("env", {str(name): item for name, item in parsed.items()}, str(path))
+
+
+def parse_env(text: str) -> dict[str, str]:
+    """`NAME=value` lines as a mapping; quotes around a value and `export` are dropped, other lines are left out."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        line = line.strip().removeprefix("export ").strip()
+        if _ENV.match(line):
+            name, _, item = line.partition("=")
+            found[name] = item.strip().strip("'\"")
+    return found
