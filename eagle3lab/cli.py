@@ -85,20 +85,23 @@ _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ 
 def run(arguments: list[str] | None = None) -> int:
     """Run one command line and return its exit code: errors are one line on stderr, never a traceback."""
     try:
-        return int(app(arguments, standalone_mode=False) or 0)
+        code = int(app(arguments, standalone_mode=False) or 0)
     except Eagle3LabError as error:
         _complain(str(error))
         return error.exit_code
     except _ClickError as error:
-        _complain(f"{error.format_message()}; next: eagle3lab --help")  # type: ignore[attr-defined]
+        if message := error.format_message():  # type: ignore[attr-defined]  # empty when no command was given: help was shown
+            _complain(f"{message}; next: eagle3lab --help")
         return BAD_USAGE
     except (KeyboardInterrupt, typer.Abort):
-        _complain("interrupted")
-        return INTERRUPTED
+        code = INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has left: keep the interpreter from complaining again when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    if code == INTERRUPTED:
+        _complain("interrupted")
+    return code
 
 
 def main() -> None:

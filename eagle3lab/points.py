@@ -303,10 +303,12 @@ def _reach(
             notes.append(f"refused: {error}, {count}")
         else:
             notes.append(f"{count}: fc gets {len(reached)} x H numbers a token, not {len(asked)} x H")
-    if blocks >= 7:
-        one_off = compare(reached, default_points(blocks), a_name="they", b_name="the default")
-        if one_off and "all points one" in one_off:
-            notes.append(one_off)
+    for step, way in ((1, "higher"), (-1, "lower")):
+        if blocks >= 7 and [point - step for point in reached] == default_points(blocks):
+            side = "inputs" if step == 1 else "outputs"
+            notes.append(
+                f"all points one {way} than the default {default_points(blocks)}: was the list meant as {side}?"
+            )
     return reached, refused
 
 
@@ -314,7 +316,7 @@ def _family(family: str | None, engine: str) -> tuple[Family, list[str]]:
     if family is None and engine in ("sglang", "specforge"):
         return _DEEPSEEK, ["family not given: the Kimi/DeepSeek rule is used; name it with --family"]
     if family is None:
-        return _LLAMA, []  # vLLM takes ids as written whatever the family is
+        return _LLAMA, ["family not given: ids of this engine do not depend on it"]
     name = _ALIASES.get(family, family)
     if name not in FAMILIES:
         raise PointsError(f"unknown model family '{family}'", rule=nearest(family, FAMILIES))
