@@ -1,0 +1,106 @@
+"""Batched generation by the target itself: greedy or sampled, seeded, with slots refilled as rows finish."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3lab.targets.model import Target
+from eagle3lab.targets.slots import SlotCache, causal_slot_mask
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """One reply: its tokens (eos included when it ended by itself) and whether it did."""
+
+    tokens: list[int]
+    ended: bool
+
+
+def generate(
+    target: Target, prompts: Sequence[list[int]], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0,
+    batch: int = 32, stop_ids: Sequence[int] | None = None, progress: Callable[[int], None] | None = None,
+) -> list[Generated]:
+    """Continue every prompt; results come in the order of `prompts`.
+
+    Args:
+        prompts: token ids of each prompt.
+        temperature: 0 = greedy; otherwise softmax sampling from the full distribution.
+        seed: of the sampler; same prompts, batch and seed give the same text on the same machine.
+        batch: rows decoded together. A finished row's slot is given to the next prompt at once.
+        progress: called with the number of tokens made so far.
+    """
+    stops = set(stop_ids if stop_ids is not None else target.eos_ids)
+    generator = torch.Generator().manual_seed(seed)
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    rows = min(batch, len(prompts))
+    capacity = max((len(p) for p in prompts), default=1) + max_new_tokens + 1
+    cache = SlotCache(rows, capacity)
+    replies: list[list[int]] = [[] for _ in prompts]
+    ended = [False] * len(prompts)
+    owner = [-1] * rows
+    length = torch.zeros(rows, dtype=torch.int64)
+    current = torch.zeros(rows, dtype=torch.int64)
+    waiting = list(reversed(order))
+    made = 0
+
+    def choose(last: Tensor) -> Tensor:
+        logits = target.logits(last)
+        if temperature == 0:
+            return logits.argmax(-1)
+        return torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator).squeeze(-1)
+
+    def take(row: int, token: int) -> None:
+        """Record one new token of a row; frees the row when its reply is complete."""
+        nonlocal made
+        index = owner[row]
+        replies[index].append(token)
+        made += 1
+        if token in stops or len(replies[index]) >= max_new_tokens:
+            ended[index] = token in stops
+            owner[row] = -1
+
+    while waiting or any(index >= 0 for index in owner):
+        free = [row for row in range(rows) if owner[row] < 0]
+        if waiting and (len(free) >= max(1, rows // 8) or len(free) == rows):
+            _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take)
+            continue
+        active = torch.tensor([row for row in range(rows) if owner[row] >= 0])
+        everyone = len(active) == rows or len(active) > rows // 2
+        chosen = torch.arange(rows) if everyone else active
+        positions = length[chosen][:, None]
+        visible = int(length[active].max()) + 1
+        positions = positions.clamp(max=visible - 1)  # idle rows compute garbage into a slot that nobody reads
+        cache.place(positions, visible, None if everyone else chosen)
+        mask = causal_slot_mask(positions, visible)
+        last, _ = target.states(current[chosen][:, None], positions, cache, mask)
+        tokens = choose(last[:, -1])
+        for row, token in zip(chosen.tolist(), tokens.tolist(), strict=True):
+            if owner[row] >= 0:
+                length[row] += 1
+                current[row] = token
+                take(row, token)
+        if progress is not None:
+            progress(made)
+    return [Generated(tokens, done) for tokens, done in zip(replies, ended, strict=True)]
+
+
+def _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take) -> None:  # noqa: ANN001
+    """Prefill waiting prompts into free rows (right-padded: the padding's slots are overwritten before they are seen)."""
+    rows = free[: len(waiting)]
+    for row in rows:
+        owner[row] = waiting.pop()
+    texts = [prompts[owner[row]] for row in rows]
+    width = max(len(text) for text in texts)
+    ids = torch.zeros(len(rows), width, dtype=torch.int64)
+    for i, text in enumerate(texts):
+        ids[i, : len(text)] = torch.tensor(text)
+    ends = torch.tensor([len(text) for text in texts])
+    last, _ = target.prefill(cache, ids, torch.zeros(len(rows), dtype=torch.int64), torch.tensor(rows))
+    tokens = choose(last[torch.arange(len(rows)), ends - 1])
+    for row, end, token in zip(rows, ends.tolist(), tokens.tolist(), strict=True):
+        length[row], current[row] = end, token
+        take(row, token)

@@ -1,0 +1,147 @@
+"""A target in this process: loading with transformers, and forwards that return states instead of logits."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from eagle3lab.core.errors import FetchError, PointsError
+from eagle3lab.targets.slots import ATTENTION, SlotCache, causal_slot_mask, grouped_attention
+
+
+class Target:
+    """A causal language model of transformers with the handles that EAGLE-3 needs.
+
+    Attributes:
+        model: the causal LM, in eval mode, gradients off.
+        backbone: its decoder stack (text model for a multimodal one).
+        blocks: n; hidden_size: H; vocab_size: V.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
+        self.model = model.eval().requires_grad_(False)
+        self.tokenizer = tokenizer
+        backbone = model.model
+        self.backbone: nn.Module = getattr(backbone, "language_model", backbone)
+        self.layers: nn.ModuleList = self.backbone.layers
+        self.blocks = len(self.layers)
+        self.head: nn.Module = model.get_output_embeddings()
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.vocab_size, self.hidden_size = self.head.weight.shape
+        parameters = inspect.signature(self.backbone.forward).parameters
+        # transformers 5.24 renamed the argument; the old name warns from then on
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights that the forwards run in."""
+        return self.embedding.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie."""
+        return self.embedding.weight.device
+
+    @property
+    def final_norm(self) -> nn.Module:
+        """The norm between the last block and the head."""
+        return self.backbone.norm
+
+    @property
+    def eos_ids(self) -> list[int]:
+        """Token ids that end a reply."""
+        ids = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        ids = self.model.config.eos_token_id if ids is None else ids
+        return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+
+    @torch.inference_mode()
+    def states(
+        self, input_ids: Tensor, positions: Tensor | None = None, cache: SlotCache | None = None,
+        mask: Tensor | None = None, points: list[int] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """One forward without logits.
+
+        Args:
+            input_ids: int64 [B, q].
+            positions: int64 [B, q] rotary positions; None = 0..q-1 (no cache).
+            cache: slots already placed by the caller, or None for a whole sequence at once.
+            mask: bool [B, 1, q, visible] with a cache; None = plain causal over the q tokens.
+            points: `resid_pre` indices to return.
+
+        Returns:
+            last state after the final norm [B, q, H], and one `resid_pre` [B, q, H] per point, in the order given.
+        """
+        wanted = points or []
+        if any(not 0 <= point < self.blocks for point in wanted):
+            raise PointsError(f"points {wanted} of a target with {self.blocks} blocks", rule="0 <= point < blocks")
+        seen: dict[int, Tensor] = {}
+        handles = [
+            self.layers[point].register_forward_pre_hook(_keeper(seen, point), with_kwargs=True) for point in wanted
+        ]
+        options: dict[str, Any] = {"use_cache": cache is not None}
+        if cache is not None:
+            options[self._cache_name] = cache
+        if mask is not None:
+            options["attention_mask"] = mask
+        if positions is not None:
+            options["position_ids"] = positions
+        try:
+            output = self.backbone(input_ids=input_ids, **options)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return output.last_hidden_state, [seen[point] for point in wanted]
+
+    @torch.inference_mode()
+    def logits(self, last: Tensor) -> Tensor:
+        """Head of the target on post-norm states [..., H]: float32 logits [..., V]."""
+        return self.head(last).float()
+
+    def prefill(self, cache: SlotCache, input_ids: Tensor, start: Tensor, rows: Tensor | None = None,
+                points: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Run new tokens of some rows through the cache, causally.
+
+        Args:
+            input_ids: int64 [rows, q]; start: int64 [rows], position of each row's first new token.
+            rows: slots of the cache, None = all.
+        """
+        positions = start[:, None] + torch.arange(input_ids.shape[1], device=input_ids.device)
+        visible = int(positions.max()) + 1
+        cache.place(positions, visible, rows)
+        return self.states(input_ids, positions, cache, causal_slot_mask(positions, visible), points)
+
+
+def _keeper(seen: dict[int, Tensor], point: int) -> Any:
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen[point] = args[0] if args else kwargs["hidden_states"]
+
+    return keep
+
+
+def load_target(folder: Path, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False) -> Target:
+    """Load a target from a local folder; the network is never asked.
+
+    Raises:
+        FetchError: the folder is missing or is not a transformers model.
+    """
+    import transformers
+
+    transformers.AttentionInterface.register(ATTENTION, grouped_attention)
+    try:
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), dtype=getattr(torch, dtype), local_files_only=True, attn_implementation=ATTENTION,
+            trust_remote_code=trust_remote_code,
+        )
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise FetchError(
+            f"{folder} cannot be loaded as a target: {str(error).splitlines()[0]}",
+            fix="eagle3lab fetch --profile smollm2",
+        ) from error
+    return Target(model.to(device), tokenizer)

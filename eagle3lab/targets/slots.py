@@ -1,0 +1,114 @@
+"""A key/value cache with one slot per row and per position, for batches whose rows stand at different lengths.
+
+transformers' own caches grow all rows together. Speculative decoding accepts a different number of tokens in each row
+and throws the rest away; here a token at position p of row b is written to slot p of row b, so a rejected token is
+simply overwritten by the next one that comes to that position, and the attention mask never shows a slot that is
+ahead of its query. `update` is called by transformers' attention layers like any cache of theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ATTENTION = "eagle3lab_grouped"
+"""Name under which `grouped_attention` is registered with transformers."""
+
+
+class SlotCache:
+    """Keys and values of all layers, `[rows, capacity, kv_heads, head_dim]` each, allocated at first use.
+
+    Args:
+        rows: number of sequences B.
+        capacity: number of positions a row can hold.
+    """
+
+    is_compileable = False
+
+    def __init__(self, rows: int, capacity: int) -> None:
+        self.rows, self.capacity = rows, capacity
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._active: Tensor | None = None
+        self._positions: Tensor | None = None
+        self._visible = 0
+
+    def place(self, positions: Tensor, visible: int, active: Tensor | None = None) -> None:
+        """Say where the next forward writes.
+
+        Args:
+            positions: int64 [active rows, q], slot of every new token.
+            visible: number of leading slots that attention reads (the largest position + 1).
+            active: int64 [active rows], the rows that take part; None = all, in order (no copy of the cache).
+        """
+        self._positions, self._visible, self._active = positions, visible, active
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Store new keys and values `[rows, kv_heads, q, head_dim]`; return those to attend to, `[rows, kv_heads, visible, head_dim]`."""
+        if layer_idx == len(self.keys):
+            shape = (self.rows, self.capacity, keys.shape[1])
+            self.keys.append(torch.zeros(*shape, keys.shape[-1], dtype=keys.dtype, device=keys.device))
+            self.values.append(torch.zeros(*shape, values.shape[-1], dtype=values.dtype, device=values.device))
+        rows = self._active if self._active is not None else torch.arange(self.rows, device=keys.device)
+        stored_keys, stored_values = self.keys[layer_idx], self.values[layer_idx]
+        stored_keys[rows[:, None], self._positions] = keys.transpose(1, 2)
+        stored_values[rows[:, None], self._positions] = values.transpose(1, 2)
+        if self._active is None:
+            seen = stored_keys[:, : self._visible], stored_values[:, : self._visible]
+        else:
+            seen = stored_keys[self._active, : self._visible], stored_values[self._active, : self._visible]
+        return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+
+    def move(self, rows: Tensor, source: Tensor, destination: Tensor) -> None:
+        """Copy slots within rows in every layer (a tree's accepted branch becomes the row's text).
+
+        Args:
+            rows: int64 [m]; source, destination: int64 [m, q] slots.
+        """
+        for stored in (*self.keys, *self.values):
+            stored[rows[:, None], destination] = stored[rows[:, None], source]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of visible slots: what transformers asks a cache for."""
+        return self._visible
+
+    def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
+        """(visible slots, offset 0); only asked for when no 4-d mask is given."""
+        return self._visible, 0
+
+
+def causal_slot_mask(positions: Tensor, visible: int) -> Tensor:
+    """bool [rows, 1, q, visible]: a query at position p sees the slots 0..p of its row."""
+    slots = torch.arange(visible, device=positions.device)
+    return (slots[None, None, :] <= positions[:, :, None])[:, None]
+
+
+def grouped_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Scaled dot-product attention for grouped heads that never copies keys or values.
+
+    The query heads of one key/value head are laid along the query axis: `[B, heads, q, d]` becomes
+    `[B, kv_heads, group * q, d]`. With few queries and a long cache the copy that `repeat_kv` makes would cost more
+    than the attention itself.
+    """
+    batch, heads, length, dim = query.shape
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    if attention_mask is None:  # a plain prefill without cache: the fused causal kernel
+        output = torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=length > 1, scale=scaling, enable_gqa=group > 1
+        )
+        return output.transpose(1, 2).contiguous(), None
+    packed = query.reshape(batch, kv_heads, group * length, dim)
+    mask = attention_mask.expand(batch, 1, length, key.shape[2]).repeat(1, 1, group, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    return output.view(batch, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
