@@ -78,6 +78,66 @@ def points(
     finish(outcome, json_output)
 
 
+@app.command()
+def inspect(
+    checkpoint: Annotated[Path | None, typer.Argument(help="Drafter folder or .safetensors file.")] = None,
+    points: Annotated[str | None, typer.Option(help="Names of fc's column blocks, ascending: 2,30,58.")] = None,
+    tensor: Annotated[str | None, typer.Option(help="Name of the matrix, when it is not fc.weight.")] = None,
+    require: Annotated[list[str] | None, typer.Option(help="Exit 1 unless the verdict has this label.")] = None,
+    shape: Annotated[str | None, typer.Option(help="No file, two numbers: 7168x21504 with --mean and --std.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Reported mean of fc.weight.")] = None,
+    std: Annotated[str | None, typer.Option(help="Reported std of fc.weight.")] = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Is fc dead, untouched or trained? Statistics, evidence and a verdict."""
+    from eagle3lab.core.errors import UsageError
+    from eagle3lab.steps import inspect as step
+
+    numbers = (shape, mean, std)
+    if (checkpoint is None) == all(value is None for value in numbers) or (checkpoint is None and None in numbers):
+        raise UsageError("one question at a time", rule="give a checkpoint, or --shape RxC --mean M --std S")
+    if shape is not None and mean is not None and std is not None:
+        finish(step.number_pair(shape, mean, std), json_output)
+    names = None if points is None else [name.strip() for name in points.split(",")]
+    finish(step.inspect(checkpoint, points=names, tensor=tensor, require=require or ()), json_output)
+
+
+@app.command()
+def doctor(
+    paths: Annotated[list[str] | None, typer.Argument(help="Artefacts of any kind, told apart by content.")] = None,
+    draft: Annotated[str, typer.Option(help="Drafter folder, config.json or safetensors file.")] = "",
+    target: Annotated[str, typer.Option(help="Target folder or config.json.")] = "",
+    launch: Annotated[str, typer.Option(help="Launch line, or a file that holds it.")] = "",
+    states: Annotated[str, typer.Option(help="Folder of captured hidden states.")] = "",
+    run_dir: Annotated[str, typer.Option("--run", help="Run directory.")] = "",
+    notebooks: Annotated[str, typer.Option(help="Folder of notebooks, or one notebook.")] = "",
+    server: Annotated[str, typer.Option(help="URL of a running SGLang or vLLM.")] = "",
+    log: Annotated[str, typer.Option(help="Server log.")] = "",
+    env: Annotated[str, typer.Option(help="File of NAME=value lines.")] = "",
+    acceptance: Annotated[str, typer.Option(help="Acceptance counts (JSON).")] = "",
+    corpus: Annotated[str, typer.Option(help="Training data (JSONL).")] = "",
+    tokenizer: Annotated[str, typer.Option(help="Folder of the tokenizer, for --corpus.")] = "",
+    facts: Annotated[str, typer.Option(help="Facts by name (YAML or JSON).")] = "",
+    engine: Annotated[str, typer.Option(help="sglang | vllm | vllm-v2, with @VERSION; default: both engines.")] = "",
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 on a warning too.")] = False,
+    explain: Annotated[str, typer.Option(help="Print what one check looks for, and stop.")] = "",
+    json_output: JsonFlag = False,
+) -> None:
+    """Why is acceptance zero? Name the fault, the evidence and the fix."""
+    from eagle3lab.doctor.run import Inputs
+    from eagle3lab.steps import doctor as step
+
+    if explain:
+        typer.echo(step.explain_code(explain))
+        return
+    artefacts = Inputs(
+        **{"draft": draft, "target": target, "launch": launch, "states": states, "run": run_dir},
+        **{"notebooks": notebooks, "server": server, "log": log, "env": env, "acceptance": acceptance},
+        **{"corpus": corpus, "tokenizer": tokenizer, "facts": facts, "engine": engine, "paths": tuple(paths or ())},
+    )
+    finish(step.doctor(artefacts, strict=strict), json_output)
+
+
 # Typer wraps click, or carries its own copy in later releases; the base of its usage errors is found by name in both.
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

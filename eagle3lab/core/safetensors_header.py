@@ -213,7 +213,7 @@ def _entry(path: Path, name: str, value: Any) -> TensorEntry:
     if not (isinstance(dtype, str) and whole(shape) and whole(offsets) and len(offsets) == 2):
         raise HeaderError(
             "structure",
-            f"{path}: tensor {name[:80]!r} has dtype {str(dtype)[:20]}, shape {str(shape)[:40]}, offsets {str(offsets)[:40]}",
+            f"{path}: tensor {name[:80]!r}: {str(dtype)[:20]}, shape {str(shape)[:40]}, offsets {str(offsets)[:36]}",
             rule="a text, whole numbers, two whole numbers",
             tensor=name,
         )

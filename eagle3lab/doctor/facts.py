@@ -1,4 +1,4 @@
-"""Facts: what is known of the user's artefacts, under the names of tests/cases/README.md. Checks see nothing else.
+"""Facts: what is known of the user's artefacts, under the names of tests/cases/data/README.md. Checks see nothing else.
 
 Readers of real artefacts and `--facts FILE` produce the same facts. A value of the wrong type (`draft_config: 3`) is a
 finding, not a crash, and the fact counts as absent.
@@ -147,7 +147,7 @@ VOCABULARY: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An engine that serves: `sglang`, `vllm` (V1 runner) or `vllm-v2`; version None is the one the facts were read in."""
+    """An engine: `sglang`, `vllm` (V1 runner) or `vllm-v2`; version None is the one the rules were read in."""
 
     name: str
     version: str | None = None
@@ -216,7 +216,7 @@ class Facts(Mapping[str, Any]):
                     subject=name,
                     message=f"{name} is a {type(value).__name__}, needed: {wanted}",
                     actual=str(value)[:80],
-                    rule="every fact has the type of tests/cases/README.md",
+                    rule="every fact has the type of tests/cases/data/README.md",
                     fix=f"correct {name} in {source}",
                 )
             )

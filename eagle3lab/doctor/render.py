@@ -1,9 +1,11 @@
-"""The report as a table, as JSON and as HTML. Everything that came from an artefact is escaped."""
+"""The report as a table and as HTML (JSON is `Report.as_json`). Everything that came from an artefact is escaped."""
 
 from __future__ import annotations
 
 import html
-import json
+import io
+import shutil
+import sys
 from typing import Any
 
 from eagle3lab.doctor.findings import Finding, Report
@@ -11,11 +13,6 @@ from eagle3lab.doctor.registry import Check
 
 _STYLE = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _COLOUR = {"error": "#b00020", "warning": "#8a6100", "info": "#555555"}
-
-
-def to_json(report: Report) -> str:
-    """The object of DESIGN `doctor --json`, strict JSON (no NaN)."""
-    return json.dumps(report.as_json(), indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def one_line(text: Any, limit: int = 400) -> str:
@@ -30,22 +27,22 @@ def summary_line(report: Report) -> str:
     return f"{', '.join(counts)}; {report.checks_run} checks run"
 
 
-def print_table(report: Report, *, show_info: bool = True) -> None:
-    """A rich table on stdout: worst first, one line a finding, then the fix; then the summary."""
+def to_text(report: Report) -> str:
+    """A table: worst first, one line a finding with its fix; then the summary. Coloured when stdout is a terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    shown = [finding for finding in report.findings if show_info or finding.severity != "info"]
-    if shown:
-        table = Table(show_lines=False, expand=False)
+    width = max(shutil.get_terminal_size((160, 40)).columns, 60)
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=sys.stdout.isatty(), highlight=False)
+    if report.findings:
+        table = Table(show_lines=False)
         for heading in ("", "code", "finding", "fix"):
             table.add_column(heading, overflow="fold")
-        for finding in shown:
-            style = _STYLE[finding.severity]
+        for finding in report.findings:
             table.add_row(
-                Text(finding.severity, style=style),
+                Text(finding.severity, style=_STYLE[finding.severity]),
                 Text(finding.code),
                 Text(headline(finding)),
                 Text(one_line(finding.fix) if finding.severity != "info" else ""),
@@ -54,6 +51,7 @@ def print_table(report: Report, *, show_info: bool = True) -> None:
     console.print(Text(summary_line(report)))
     if any(finding.severity != "info" for finding in report.findings):
         console.print(Text("more about a finding: eagle3lab doctor --explain CODE"))
+    return out.getvalue().rstrip()
 
 
 def headline(finding: Finding) -> str:

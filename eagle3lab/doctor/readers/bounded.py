@@ -35,7 +35,7 @@ class Parsed:
 
 
 def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
-    """The bytes of a regular file of at most `limit` bytes; `ReadError` otherwise (a pipe or device is never opened)."""
+    """The bytes of a regular file of at most `limit` bytes; `ReadError` otherwise (no pipe or device is opened)."""
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
@@ -130,7 +130,7 @@ def list_folder(folder: Path, limit: int = 10_000) -> list[Path]:
 
 
 def inside(path: Path, root: Path) -> bool:
-    """Whether `path`, with its links followed, lies in `root` (a hub cache's links to `../../blobs` count as inside)."""
+    """Whether `path`, links followed, lies in `root` (a hub cache's links to `../../blobs` count as inside)."""
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):

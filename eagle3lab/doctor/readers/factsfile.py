@@ -1,4 +1,4 @@
-"""`--facts FILE`: a mapping with the input names of tests/cases/README.md, in YAML or JSON."""
+"""`--facts FILE`: a mapping with the input names of tests/cases/data/README.md, in YAML or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read(value: str, facts: Facts) -> None:
         raise UsageError(error.what, rule=error.rule or "a YAML or JSON mapping", fix="correct the file") from error
     if not isinstance(parsed, dict):
         raise UsageError(
-            f"{path} holds a {type(parsed).__name__}", rule="a mapping of facts", fix="see tests/cases/README.md"
+            f"{path} holds a {type(parsed).__name__}", rule="a mapping of facts", fix="see tests/cases/data/README.md"
         )
     for name, fact in parsed.items():
         facts.put(str(name), fact, str(path))

@@ -1,8 +1,8 @@
-"""Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and the fact `launch_args`.
+"""Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and `launch_args`.
 
-`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell line breaks,
-quotes and comments, `VAR=value` in front of the command, and YAML or JSON config files of the same flags. Only the
-text is read; nothing is executed and no variable is expanded.
+`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell line
+breaks, quotes and comments, `VAR=value` in front of the command, and YAML or JSON config files of the same flags. Only
+the text is read; nothing is executed and no variable is expanded.
 """
 
 from __future__ import annotations

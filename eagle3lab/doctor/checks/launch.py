@@ -1,0 +1,282 @@
+"""What the launch line asks for, against the draft that it loads. Rules read in SGLang 0.5.23 and vLLM 0.33.0."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+
+from eagle3lab.doctor.checks.tensor_names import strip_prefix
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import Draft, draft_of, mapping, target_of, whole
+
+ALGORITHMS = ("DFLASH", "UNO", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "NEXTN")
+"""Names that SGLang 0.5.23 takes, in any case (speculative/spec_info)."""
+ALIAS = {"NEXTN": "EAGLE"}
+NEEDS_DRAFT = ("EAGLE3", "EAGLE", "STANDALONE", "DFLASH")
+MTP_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5", "longcat_flash")
+"""Targets whose own checkpoint can hold a next-token block, so EAGLE without a draft path may be meant."""
+
+
+def eagle3_evidence(facts: Facts, draft: Draft) -> tuple[list[str], int | None, int | None]:
+    """(what says that the draft is EAGLE-3, input width of fc, width of one state).
+
+    fc over two widths with no other sign is EAGLE-1/2 (one embedding, one state), not EAGLE-3.
+    """
+    target = target_of(facts)
+    state = draft.target_hidden(target)
+    names = {strip_prefix(name): entry for name, entry in facts.mapping("draft_headers").items()}
+    entry = names.get("fc.weight")
+    shape = entry[1] if isinstance(entry, list) and len(entry) == 2 and isinstance(entry[1], list) else []
+    fc_in = whole(shape[1]) if len(shape) == 2 else None
+    signs: list[str] = []
+    if fc_in and state and fc_in % state == 0 and fc_in // state >= 3:
+        signs.append(f"fc reads {fc_in} = {fc_in // state} x {state}")
+    if draft.eagle3_class:
+        signs.append(f"architectures {draft.architecture or draft.config.get('speculators_model_type')}")
+    if draft.nested_ids or draft.top_ids:
+        signs.append("layer ids in config.json")
+    signs += [name for name in ("d2t", "midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight") if name in names]
+    if fc_in is None and signs and state:
+        fc_in = draft.states * state
+    return signs, fc_in, state
+
+
+@check(
+    code="launch-algorithm",
+    title="speculative algorithm against the draft",
+    reads=("launch_args",),
+    also=("draft_config", "draft_headers", "target", "target_config"),
+    rule="an EAGLE-3 draft needs EAGLE3 (vLLM: method eagle3); EAGLE and its alias NEXTN feed it one state and skip fc",
+    fix="--speculative-algorithm EAGLE3",
+    symptom="the server starts, text is right, nothing is logged, accept length is 1.00",
+)
+def algorithm(facts: Facts) -> Iterator[Finding]:
+    """The algorithm in force is the last one written; aliases and unknown names are told."""
+    launch = parse_args(facts["launch_args"])
+    if facts.engine_names() == ("sglang",):
+        yield from _sglang_algorithm(facts, launch)
+    else:
+        yield from _vllm_method(facts, launch)
+
+
+def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
+    flag = "--speculative-algorithm"
+    given = launch.value("speculative-algorithm")
+    draft = draft_of(facts)
+    if given is None:
+        if launch.value("speculative-draft-model-path"):
+            yield warning(
+                flag,
+                f"{flag} is not given: the draft path alone starts no speculation",
+                fix=f"{flag} EAGLE3",
+                given=None,
+                needed="EAGLE3",
+            )
+        return
+    name = given.upper()
+    if name not in ALGORITHMS:
+        close = difflib.get_close_matches(name, ALGORITHMS, n=3, cutoff=0.4)
+        # EAGLE4 is as close to EAGLE as to EAGLE3; the longer one is what a user with an EAGLE-3 draft means
+        near = max(close, key=lambda item: (difflib.SequenceMatcher(None, name, item).ratio(), len(item)), default=None)
+        near = "EAGLE3" if near == "EAGLE" else near
+        legal = ", ".join(ALGORITHMS)
+        hint = f", nearest {near}" if near else ""
+        yield error(flag, f"{flag} {given} is unknown{hint}; legal: {legal}", actual=given, given=given,
+                    legal=list(ALGORITHMS), nearest=near)  # fmt: skip
+        return
+    effective = ALIAS.get(name, name)
+    if launch.times["speculative-algorithm"] > 1:
+        times = launch.times["speculative-algorithm"]
+        yield info(flag, f"{flag} is given {times} times, the last one is used: {effective}", actual=given,
+                   effective_algorithm=effective)  # fmt: skip
+    signs, fc_in, state = eagle3_evidence(facts, draft)
+    if effective == "EAGLE3" and facts.has("draft_config") and _is_eagle2(draft, signs, fc_in, state):
+        yield error(
+            flag,
+            f"{flag} {given} with an EAGLE-1/2 draft: fc reads {fc_in} = 2 x {state}, EAGLE3 feeds it 3 x {state}",
+            actual=given,
+            fix=f"{flag} EAGLE",
+            given=given,
+            needed="EAGLE",
+            fc_in=fc_in,
+            target_hidden=state,
+        )
+    if effective != "EAGLE3" and signs and not launch.has("enable-return-aux-hidden-states"):
+        yield error(
+            flag,
+            _wrong_algorithm(given, effective, fc_in, state, signs),
+            actual=given,
+            given=given,
+            resolves_to=effective,
+            effective_algorithm=effective,
+            needed="EAGLE3",
+            fc_in=fc_in,
+            target_hidden=state,
+            aux_states=fc_in // state if fc_in and state else draft.states,
+            accept_length_expected=1.0,
+            evidence=signs,
+        )
+    elif launch.times["speculative-algorithm"] == 1:
+        yield info(flag, f"algorithm in force: {effective}", actual=given, effective_algorithm=effective)
+
+
+def _wrong_algorithm(given: str, effective: str, fc_in: int | None, state: int | None, signs: list[str]) -> str:
+    alias = f" (an alias of {effective})" if effective != given.upper() else ""
+    start = f"--speculative-algorithm {given}{alias} with an EAGLE-3 draft"
+    if fc_in and state and fc_in % state == 0:
+        return (
+            f"{start}: fc reads {fc_in} = {fc_in // state} x {state}, {effective} hands it one {state}-wide state, "
+            "so fc is skipped and acceptance is zero; EAGLE3 is needed"
+        )
+    return f"{start} ({signs[0]}): aux states are not captured and fc is skipped; EAGLE3 is needed"
+
+
+def _is_eagle2(draft: Draft, signs: list[str], fc_in: int | None, state: int | None) -> bool:
+    return not signs and bool(fc_in and state) and fc_in == 2 * (state or 0) and draft.architecture is not None
+
+
+def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
+    config = speculative_config(launch)
+    signs, fc_in, state = eagle3_evidence(facts, draft_of(facts))
+    method = config.get("method")
+    if not config or not signs:
+        return
+    if method is None:
+        model = str(config.get("model", ""))
+        if "eagle3" not in model.lower():
+            yield warning(
+                "--speculative-config",
+                f"method is not given and the draft path {model!r} does not contain 'eagle3', from which it is guessed",
+                fix='--speculative-config \'{"method": "eagle3", ...}\'',
+                given=None,
+                needed="eagle3",
+            )
+    elif str(method).lower() != "eagle3":
+        width = f": fc reads {fc_in} = {fc_in // state} x {state}" if fc_in and state else ""
+        yield error(
+            "--speculative-config",
+            f"method {method} with an EAGLE-3 draft{width}; method eagle3 is needed",
+            actual=str(method),
+            fix='--speculative-config \'{"method": "eagle3", ...}\'',
+            given=str(method),
+            needed="eagle3",
+            fc_in=fc_in,
+            target_hidden=state,
+        )
+
+
+@check(
+    code="launch-draft-path",
+    title="speculation without anything to draft with",
+    reads=("launch_args",),
+    also=("target", "target_config"),
+    rule="EAGLE3 needs --speculative-draft-model-path; capture without a draft needs --enable-return-aux-hidden-states",
+    fix="--speculative-draft-model-path DRAFT",
+    symptom="the target is loaded a second time as its own draft, then the server fails",
+)
+def draft_path(facts: Facts) -> Iterator[Finding]:
+    """A draft path is missing, or is there where none may be."""
+    if facts.engine_names() != ("sglang",):
+        return
+    launch = parse_args(facts["launch_args"])
+    flag = "--speculative-draft-model-path"
+    named = (launch.value("speculative-algorithm") or "").upper()
+    effective = ALIAS.get(named, named)
+    path = launch.value("speculative-draft-model-path")
+    capture = launch.has("enable-return-aux-hidden-states")
+    if capture and path:
+        yield error(
+            flag,
+            f"--enable-return-aux-hidden-states and {flag} exclude each other",
+            actual=path,
+            fix=f"drop {flag} to capture, or --enable-return-aux-hidden-states to serve",
+        )
+    if capture and not path:
+        yield info("speculation", "aux capture without a draft: speculation is off", speculation="off")
+    if not capture and not path and effective in NEEDS_DRAFT:
+        target = target_of(facts)
+        unsaid = target is not None and target.predicts_next is None and target.family in MTP_FAMILIES
+        own = unsaid or bool(target and target.predicts_next)
+        if effective == "EAGLE" and (own or target is None or target.family is None):
+            yield info(flag, f"{named} without {flag}: right only if the target holds its own next-token block")
+            return
+        yield error(
+            flag,
+            f"{flag} is missing with {named}: the target is loaded a second time as its draft, then the server fails",
+            given=None,
+            algorithm=effective,
+            effect="the target is loaded a second time, then the server fails",
+        )
+
+
+@check(
+    code="launch-draft-attention",
+    title="attention backend that the draft inherits",
+    reads=("launch_args", "draft_config"),
+    also=("target", "target_config"),
+    rule="a Llama-class (MHA) draft cannot run under an MLA attention backend",
+    fix="--speculative-draft-attention-backend trtllm_mha",
+    symptom="an error in the draft's first forward pass, or wrong attention",
+)
+def draft_attention(facts: Facts) -> Iterator[Finding]:
+    """The draft takes the target's backend unless its own is named."""
+    launch, draft = parse_args(facts["launch_args"]), draft_of(facts)
+    own = launch.value("speculative-draft-attention-backend")
+    flags = ("attention-backend", "decode-attention-backend", "prefill-attention-backend")
+    inherited = [launch.value(flag) for flag in flags if "mla" in (launch.value(flag) or "").lower()]
+    backend = own if own is not None else (inherited[0] if inherited else None)
+    if not draft.config.get("architectures") or draft.mla or backend is None or "mla" not in backend.lower():
+        return
+    if not launch.value("speculative-draft-model-path"):
+        return
+    suggest = "trtllm_mha" if "trtllm" in backend.lower() else "fa3"
+    said = "names an MLA backend" if own is not None else "is not given, so the draft inherits it from the target"
+    yield warning(
+        "--speculative-draft-attention-backend",
+        f"no --speculative-draft-attention-backend fits: the draft is mha, {backend} is for MLA and the flag {said}; "
+        f"use {suggest}"
+        if own is not None
+        else f"no --speculative-draft-attention-backend: the mha draft inherits {backend}, which is for MLA; "
+        f"use {suggest}",
+        actual=own,
+        fix=f"--speculative-draft-attention-backend {suggest}",
+        draft_attention="mha",
+        inherited=backend,
+        suggest=suggest,
+    )
+
+
+@check(
+    code="env-simulated-acceptance",
+    title="acceptance simulated by the server",
+    reads=("env",),
+    also=("command",),
+    rule="SGLANG_SIMULATE_ACC_LEN above 0 makes SGLang invent acceptance; measuring needs it unset",
+    fix="unset SGLANG_SIMULATE_ACC_LEN",
+    symptom="accept length is exactly the number that was set, whatever the draft is",
+)
+def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
+    """Only a value above 0 switches it on; _METHOD and _TOKEN_MODE only shape the fake."""
+    name = "SGLANG_SIMULATE_ACC_LEN"
+    raw = mapping(facts["env"]).get(name)
+    if raw is None or str(raw).strip() == "":
+        return
+    try:
+        value = float(str(raw))
+    except ValueError:
+        yield warning(name, f"{name}={raw} is not a number", actual=str(raw))
+        return
+    if value > 0:
+        yield error(
+            name,
+            f"{name}={raw}: acceptance numbers are invented by the server ({value} each step), not measured",
+            actual=str(raw),
+            value=value,
+            effect="acceptance numbers are invented by the server",
+            refuse=True,
+        )
+    else:
+        yield info(name, f"{name}={raw} is off", actual=str(raw), refuse=False)

@@ -1,0 +1,149 @@
+"""Which tensor names a drafter may have, and what each engine's loader does with a name. No checks in here.
+
+Read in SGLang 0.5.23 (models/llama_eagle3, models/kimi_k25_eagle3) and vLLM 0.33.0 (models/llama_eagle3):
+`midlayer` and `layers.0` are the same layer, `d2t` and `t2d` are found by substring, fused projections keep their own names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from eagle3lab.doctor.views import Draft, Target, whole
+
+LAYER_NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+LEGACY_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
+_LAYER = re.compile(r"^(?:midlayer|layers\.\d+)\.")
+_LORA = re.compile(r"(^|[._])lora_|\.adapter[._]|(^|\.)adapters?\.", re.IGNORECASE)
+_BUFFER = re.compile(r"(rotary_emb\.|inv_freq$|cos_cached$|sin_cached$)")
+_QUANT = re.compile(r"\.(weight_scale(_inv|_2)?|input_scale|weight_packed|weight_shape|qweight|qzeros|scales|g_idx)$")
+
+
+def strip_prefix(name: str) -> str:
+    """`model.fc.weight` -> `fc.weight`; the Llama loaders know both."""
+    return name.removeprefix("model.")
+
+
+def layer_name(name: str) -> str | None:
+    """Name inside the decoder layer (`self_attn.q_proj.weight`), None for a tensor outside it."""
+    match = _LAYER.match(name)
+    return name[match.end() :] if match else None
+
+
+def is_adapter(name: str) -> bool:
+    """Whether the name is of a low-rank adapter."""
+    return bool(_LORA.search(name))
+
+
+def is_buffer(name: str) -> bool:
+    """Rotary tables and the like: recomputed by every engine, harmless in a file."""
+    return bool(_BUFFER.search(name))
+
+
+def is_scale(name: str) -> bool:
+    """Side tensors of a quantised weight."""
+    return bool(_QUANT.search(name))
+
+
+def is_map(name: str) -> bool:
+    """d2t or t2d under any prefix (SGLang finds them by substring)."""
+    return "d2t" in name or "t2d" in name or name.endswith("draft_id_to_target_id")
+
+
+def expected_shapes(draft: Draft, target: Target | None, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
+    """Canonical name (`midlayer.` for the layer) -> shape of every tensor that must be in the file; None is unknown."""
+    hidden, inner = draft.hidden, draft.size("intermediate_size")
+    state = draft.target_hidden(target)
+    both = 2 * hidden if hidden else None
+    fc_in = draft.states * state if state else None
+    shapes: dict[str, tuple[int | None, ...]] = {"fc.weight": (hidden, fc_in)}
+    shapes |= {f"midlayer.{norm}.weight": (hidden,) for norm in LAYER_NORMS}
+    attention = _mla_shapes(draft, hidden, both) if mla else _mha_shapes(draft, hidden, both)
+    shapes |= {f"midlayer.self_attn.{name}.weight": shape for name, shape in attention.items()}
+    shapes |= {
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "norm.weight": (hidden,),
+        "lm_head.weight": (draft.draft_vocab, hidden),
+    }
+    return shapes
+
+
+def _mha_shapes(draft: Draft, hidden: int | None, both: int | None) -> dict[str, tuple[int | None, ...]]:
+    heads, dim = draft.size("num_attention_heads"), draft.head_dim
+    kv_heads = draft.size("num_key_value_heads") or heads
+    q = heads * dim if heads and dim else None
+    kv = kv_heads * dim if kv_heads and dim else None
+    return {"q_proj": (q, both), "k_proj": (kv, both), "v_proj": (kv, both), "o_proj": (hidden, q)}
+
+
+def _mla_shapes(draft: Draft, hidden: int | None, both: int | None) -> dict[str, tuple[int | None, ...]]:
+    heads, q_rank, kv_rank = (draft.size(k) for k in ("num_attention_heads", "q_lora_rank", "kv_lora_rank"))
+    nope, rope, value = (draft.size(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+
+    def times(a: int | None, *parts: int | None) -> int | None:
+        return None if a is None or any(p is None for p in parts) else a * sum(p for p in parts if p is not None)
+
+    query: dict[str, tuple[int | None, ...]] = {
+        "q_a_proj": (q_rank, both),
+        "q_a_layernorm": (q_rank,),
+        "q_b_proj": (times(heads, nope, rope), q_rank),
+    }
+    return {
+        **query,
+        "kv_a_proj_with_mqa": (times(1, kv_rank, rope), both),
+        "kv_a_layernorm": (kv_rank,),
+        "kv_b_proj": (times(heads, nope, value), kv_rank),
+        "o_proj": (hidden, times(heads, value)),
+    }
+
+
+FUSED = {
+    "self_attn.qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
+    "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+    "self_attn.fused_qkv_a_proj_with_mqa.weight": (
+        "self_attn.q_a_proj.weight",
+        "self_attn.kv_a_proj_with_mqa.weight",
+    ),
+}
+"""Fused tensor inside the layer -> the tensors that it stands for."""
+
+
+def optional_names(draft: Draft) -> set[str]:
+    """Names outside the required set that loaders know (with `midlayer.` for the layer)."""
+    names = {"embed_tokens.weight", "input_norm.weight", *(f"{norm}.weight" for norm in LEGACY_NORMS)}
+    names |= {f"fc_norm.{i}.weight" for i in range(max(draft.states, 3))}
+    names |= {f"midlayer.{name}" for name in FUSED}
+    if draft.config.get("bias"):
+        names.add("fc.bias")
+    if draft.layer.get("attention_bias") or draft.config.get("attention_bias"):
+        names |= {f"midlayer.self_attn.{p}_proj.bias" for p in ("q", "k", "v", "o", "qkv")}
+    if draft.layer.get("mlp_bias"):
+        names |= {f"midlayer.mlp.{p}_proj.bias" for p in ("gate", "up", "down", "gate_up")}
+    return names
+
+
+def canonical_names(names: Iterable[str], *, model_prefix: bool) -> dict[str, str]:
+    """File name -> canonical name: `layers.0.` becomes `midlayer.`, `model.` goes when the loader knows it."""
+    found: dict[str, str] = {}
+    for name in names:
+        bare = strip_prefix(name) if model_prefix else name
+        found[name] = "midlayer." + bare.removeprefix("layers.0.") if bare.startswith("layers.0.") else bare
+    return found
+
+
+def shape_of(headers: Mapping[str, Any], name: str) -> list[int] | None:
+    """Shape of a tensor in `draft_headers` form, None when absent or malformed."""
+    entry = headers.get(name)
+    if not (isinstance(entry, (list, tuple)) and len(entry) == 2 and isinstance(entry[1], (list, tuple))):
+        return None
+    sizes = [whole(size) for size in entry[1]]
+    return None if any(size is None for size in sizes) else [size for size in sizes if size is not None]
+
+
+def dtype_of(headers: Mapping[str, Any], name: str) -> str | None:
+    """Dtype of a tensor in `draft_headers` form."""
+    entry = headers.get(name)
+    return entry[0] if isinstance(entry, (list, tuple)) and entry and isinstance(entry[0], str) else None

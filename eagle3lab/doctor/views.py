@@ -1,0 +1,252 @@
+"""Views of configs: the same question answered for every layout (flat, speculators format, text_config wrapper).
+
+A view never raises on a hostile config: a value of the wrong type reads as absent (`whole`, `real`), and the check
+`config-values` tells about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3lab import points
+from eagle3lab.doctor.facts import Facts
+
+EAGLE3_LLAMA = "LlamaForCausalLMEagle3"
+EAGLE3_MLA = "Eagle3DeepseekV2ForCausalLM"
+ROPE_THETA_DEFAULT = 10000.0
+"""What transformers' Llama config, SGLang and vLLM take when they find no theta."""
+IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+_MLA_FAMILIES = ("kimi_k2", "kimi_k25", "deepseek_v2", "deepseek_v3", "deepseek_v32")
+
+
+def whole(value: Any) -> int | None:
+    """`value` as an int when it is one (7168 or 7168.0), else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if isinstance(value, float) and (not math.isfinite(value) or value != int(value)):
+        return None
+    return int(value)
+
+
+def real(value: Any) -> float | None:
+    """`value` as a finite float when it is a number, else None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def mapping(value: Any) -> Mapping[str, Any]:
+    """`value` when it is a mapping, else an empty one."""
+    return value if isinstance(value, Mapping) else {}
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Effective rotary settings: theta, and the scaling as {type, factor, ...} (None: no scaling)."""
+
+    theta: float
+    scaling: Mapping[str, Any] | None
+    theta_found: bool
+
+    @property
+    def kind(self) -> str | None:
+        """Type of the scaling under either spelling."""
+        return None if self.scaling is None else str(self.scaling.get("rope_type", self.scaling.get("type")))
+
+    @property
+    def factor(self) -> float | None:
+        """Factor of the scaling."""
+        return None if self.scaling is None else real(self.scaling.get("factor"))
+
+    def label(self) -> str | None:
+        """`yarn x64`, or None without scaling."""
+        if self.scaling is None:
+            return None
+        return f"{self.kind} x{self.factor:g}" if self.factor is not None else str(self.kind)
+
+    def settings(self) -> dict[str, Any]:
+        """All that decides the rotation, comparable between spellings."""
+        extra = {k: real(v) if real(v) is not None else v for k, v in (self.scaling or {}).items()}
+        extra = {k: v for k, v in extra.items() if k not in ("type", "rope_type", "rope_theta")}
+        return {"theta": self.theta, "type": self.kind, **extra}
+
+
+def rope_of(config: Mapping[str, Any], *, old_reader: bool = False) -> Rope:
+    """Effective rope of a flat config. `old_reader` sees top-level keys only; a new one also `rope_parameters`."""
+    new = {} if old_reader else mapping(config.get("rope_parameters"))
+    found = real(config.get("rope_theta"))
+    if found is None:
+        found = real(new.get("rope_theta"))
+    scaling: Any = config.get("rope_scaling")
+    if not isinstance(scaling, Mapping):
+        scaling = new
+    kind = scaling.get("rope_type", scaling.get("type"))
+    without = not scaling or kind in (None, "default")
+    return Rope(ROPE_THETA_DEFAULT if found is None else found, None if without else scaling, found is not None)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is known of the target; None where unknown."""
+
+    blocks: int | None
+    hidden: int | None
+    vocab: int | None
+    max_positions: int | None
+    eps: float | None
+    family: str | None
+    mla: bool | None
+    rope: Rope
+    rope_known: bool
+    quantised: str | None
+    predicts_next: int | None
+
+
+def target_of(facts: Facts) -> Target | None:
+    """The target from `target` (already flat) or `target_config` (config.json, text settings possibly nested)."""
+    flat, config = facts.mapping("target"), facts.mapping("target_config")
+    if not flat and not config:
+        return None
+    text = mapping(config.get("text_config")) or mapping(config.get("llm_config")) or config
+    source = {**text, **flat}
+    family = flat.get("family")
+    family = family if isinstance(family, str) else (points.family_of(config) or points.family_of(text))
+    attention = flat.get("attention")
+    mla = attention == "mla" if isinstance(attention, str) else None
+    if mla is None and family is not None:
+        mla = "kv_lora_rank" in source or family in _MLA_FAMILIES
+    quantised = mapping(config.get("quantization_config") or text.get("quantization_config"))
+    return Target(
+        blocks=whole(flat.get("blocks", text.get("num_hidden_layers"))),
+        hidden=whole(source.get("hidden_size")),
+        vocab=whole(source.get("vocab_size")),
+        max_positions=whole(source.get("max_position_embeddings")),
+        eps=real(source.get("rms_norm_eps")),
+        family=family,
+        mla=mla,
+        rope=rope_of(source),
+        rope_known=any(key in source for key in ("rope_theta", "rope_scaling", "rope_parameters")),
+        quantised=str(quantised.get("quant_method") or quantised.get("quant_algo") or "yes") if quantised else None,
+        predicts_next=whole(text.get("num_nextn_predict_layers")),
+    )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft config under one view.
+
+    Fields:
+        config: as written. layer: the mapping that holds the decoder's sizes (nested in the speculators format).
+        eagle: the nested `eagle_config`, {} when absent.
+    """
+
+    config: Mapping[str, Any]
+    layer: Mapping[str, Any]
+    eagle: Mapping[str, Any]
+
+    @property
+    def speculators(self) -> bool:
+        """Whether it is in the speculators format."""
+        return "speculators_model_type" in self.config or "transformer_layer_config" in self.config
+
+    @property
+    def architecture(self) -> str | None:
+        """First architecture named, None when there is none."""
+        named = self.config.get("architectures")
+        first = named[0] if isinstance(named, list) and named else named
+        return first if isinstance(first, str) else None
+
+    @property
+    def mla(self) -> bool:
+        """Whether the class is the MLA draft."""
+        return self.architecture == EAGLE3_MLA or (
+            self.architecture is not None and "deepseek" in self.architecture.lower() and "kv_lora_rank" in self.layer
+        )
+
+    @property
+    def eagle3_class(self) -> bool:
+        """Whether the named class is an EAGLE-3 one."""
+        return "eagle3" in (self.architecture or "").lower() or self.config.get("speculators_model_type") == "eagle3"
+
+    def size(self, key: str) -> int | None:
+        """A whole number of the decoder (`hidden_size`, `num_attention_heads`, ...)."""
+        return whole(self.layer.get(key, self.config.get(key)))
+
+    @property
+    def hidden(self) -> int | None:
+        """Draft width."""
+        return self.size("hidden_size")
+
+    @property
+    def head_dim(self) -> int | None:
+        """Written, or hidden / heads."""
+        written, heads = self.size("head_dim"), self.size("num_attention_heads")
+        if written is not None:
+            return written
+        return self.hidden // heads if self.hidden and heads else None
+
+    @property
+    def vocab(self) -> int | None:
+        """Target vocabulary as the draft config states it."""
+        return self.size("vocab_size")
+
+    @property
+    def draft_vocab(self) -> int | None:
+        """`draft_vocab_size`; None when absent or null (see `config`)."""
+        return whole(self.config.get("draft_vocab_size"))
+
+    @property
+    def states(self) -> int:
+        """Number of states that SGLang sizes fc for: `num_aux_hidden_states`, else the list's length, else 3."""
+        named = whole(self.config.get("num_aux_hidden_states"))
+        for ids in (self.nested_ids, self.top_ids):
+            if named is None and ids:
+                named = len(ids)
+        return 3 if named is None else named
+
+    @property
+    def nested_ids(self) -> list[int] | None:
+        """`eagle_config.eagle_aux_hidden_state_layer_ids` as whole numbers, None when absent or malformed."""
+        return id_list(self.eagle.get(IDS_KEY))
+
+    @property
+    def top_ids(self) -> list[int] | None:
+        """Top-level `eagle_aux_hidden_state_layer_ids`."""
+        return id_list(self.config.get(IDS_KEY))
+
+    def flag(self, *names: str) -> bool | None:
+        """A switch under any of `names`, nested first, then top level; None when written nowhere."""
+        for name in names:
+            for place in (self.eagle, self.config):
+                if place.get(name) is not None:
+                    return bool(place[name])
+        return None
+
+    def target_hidden(self, target: Target | None) -> int | None:
+        """Width of one captured state: `target_hidden_size`, else the target's, else the draft's own."""
+        written = whole(self.config.get("target_hidden_size"))
+        if written is not None:
+            return written
+        return target.hidden if target and target.hidden else self.hidden
+
+
+def id_list(value: Any) -> list[int] | None:
+    """`value` as a list of whole numbers, else None."""
+    if not isinstance(value, list):
+        return None
+    ids = [whole(item) for item in value]
+    return None if any(item is None for item in ids) else [item for item in ids if item is not None]
+
+
+def draft_of(facts: Facts) -> Draft:
+    """The view of `draft_config` ({} when absent)."""
+    config = facts.mapping("draft_config")
+    layer = mapping(config.get("transformer_layer_config")) or config
+    return Draft(config, layer, mapping(config.get("eagle_config")))
