@@ -1,7 +1,8 @@
 """Which tensor names a drafter may have, and what each engine's loader does with a name. No checks in here.
 
 Read in SGLang 0.5.23 (models/llama_eagle3, models/kimi_k25_eagle3) and vLLM 0.33.0 (models/llama_eagle3):
-`midlayer` and `layers.0` are the same layer, `d2t` and `t2d` are found by substring, fused projections keep their own names.
+`midlayer` and `layers.0` are the same layer, `d2t` and `t2d` are found by substring, fused projections keep their
+own names.
 """
 
 from __future__ import annotations

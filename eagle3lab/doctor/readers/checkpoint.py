@@ -1,0 +1,192 @@
+"""Draft and target folders: config.json, safetensors headers, the small vocabulary tensors. Weights stay on disk.
+
+A drafter folder becomes `draft_config`, `draft_headers`, `d2t`, `t2d`, `side_files` and `draft_embed_tokens`; a target
+becomes `target_config` and `target_embed_tokens`. Big matrices are handed on as {"dtype", "shape", "path", "tensor"}, to
+be mapped by the check that needs rows of them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, read_header
+from eagle3lab.doctor.checks.tensor_names import is_map
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
+from eagle3lab.doctor.run import existing
+
+MAP_LIMIT = 4_000_000
+"""Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+INDEX = "model.safetensors.index.json"
+
+
+def read_draft(value: str, facts: Facts) -> None:
+    """`--draft`: a folder, a config.json or a safetensors file."""
+    path = existing(value, "--draft")
+    config, headers, folder = _open(path, "draft", facts)
+    if config is not None:
+        facts.put("draft_config", config, str(path))
+    if not headers:
+        if path.is_dir():
+            facts.could_not("the draft's weights", f"there is no safetensors file in {path}")
+        return
+    facts.put("draft_headers", {k: v for h in headers for k, v in h.as_facts().items()}, str(path))
+    _maps(headers, facts)
+    _side_files(folder, facts)
+    _matrix(headers, "embed_tokens.weight", "draft_embed_tokens", facts)
+
+
+def read_target(value: str, facts: Facts) -> None:
+    """`--target`: a folder or a config.json. Of the weights only the embedding's header is looked up."""
+    path = existing(value, "--target")
+    config, headers, _ = _open(path, "target", facts, only="embed_tokens.weight")
+    if config is not None:
+        facts.put("target_config", config, str(path))
+    if headers:
+        _matrix(headers, "embed_tokens.weight", "target_embed_tokens", facts)
+    if config is None and not headers:
+        facts.could_not("the target", f"{path} holds neither config.json nor safetensors")
+
+
+def _open(path: Path, what: str, facts: Facts, only: str = "") -> tuple[dict[str, Any] | None, list[Header], Path]:
+    """(config.json or None, headers of the weight files, the folder that they lie in)."""
+    if path.is_dir():
+        try:
+            entries = list_folder(path)
+        except ReadError as error:
+            facts.broken(str(path), error.what)
+            return None, [], path
+        config_file = next((entry for entry in entries if entry.name == "config.json"), None)
+        files = _weight_files(path, entries, only, facts)
+        pickles = [entry.name for entry in entries if entry.suffix in PICKLES]
+        if pickles and not files:
+            why = f"{pickles[0]} is a pickle, which could run code and is never opened"
+            facts.could_not(f"the {what}'s weights", why, fix="convert it to safetensors where it was trained")
+    elif path.suffix == ".safetensors":
+        config_file, files = None, [path]
+    elif path.suffix == ".json":
+        config_file, files = path, []
+    else:
+        rule = "a folder, a config.json or a .safetensors file"
+        raise UsageError(f"--{what} {path} is neither", rule=rule, fix=f"give --{what} the checkpoint's folder")
+    config = _config(config_file, facts) if config_file else None
+    return config, _headers(files, facts), path if path.is_dir() else path.parent
+
+
+def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
+    try:
+        parsed = read_json(path)
+    except ReadError as error:
+        facts.broken(str(path), error.what, fix="write a valid config.json")
+        return None
+    if not isinstance(parsed.value, dict):
+        facts.broken(str(path), f"holds a {type(parsed.value).__name__}, a JSON object is needed")
+        return None
+    if parsed.duplicates:
+        facts.broken(str(path), f"keys stand twice: {', '.join(parsed.duplicates[:5])}", fix="keep one of each")
+    if parsed.not_finite:
+        facts.broken(str(path), f"NaN or infinity at {', '.join(parsed.not_finite[:5])}, which is not JSON")
+    return parsed.value
+
+
+def _weight_files(folder: Path, entries: list[Path], only: str, facts: Facts) -> list[Path]:
+    """Safetensors files that a loader would open: the shards of the index, else all; `only`: those with that tensor."""
+    files = [entry for entry in entries if entry.suffix == ".safetensors"]
+    index = next((entry for entry in entries if entry.name.endswith(".safetensors.index.json")), None)
+    if index is None:
+        return files
+    try:
+        weight_map = read_json(index).value
+        weight_map = weight_map.get("weight_map") if isinstance(weight_map, dict) else None
+        if not isinstance(weight_map, dict):
+            raise ReadError(f"{index} has no weight_map")
+    except ReadError as error:
+        facts.broken(str(index), error.what)
+        return files
+    named = {str(v) for k, v in weight_map.items() if not only or str(k).endswith(only)}
+    return [entry for entry in files if entry.name in named and inside(entry, folder.resolve())]
+
+
+def _headers(files: list[Path], facts: Facts) -> list[Header]:
+    found: list[Header] = []
+    for path in files:
+        try:
+            found.append(read_header(path))
+        except HeaderError as error:
+            facts.broken(str(path), error.what.removeprefix(str(path)).strip(": "), fix=error.fix, actual=error.kind)
+    return found
+
+
+def _find(headers: list[Header], wanted: str) -> tuple[Header, str] | None:
+    for header in headers:
+        for name in header.tensors:
+            if name == wanted or name.endswith("." + wanted):
+                return header, name
+    return None
+
+
+def written_share(path: Path) -> float:
+    """Share of the file that is really on disk; below 1 the file has holes, which read as zeros."""
+    status = os.stat(path)
+    return min(1.0, status.st_blocks * 512 / status.st_size) if status.st_size else 1.0
+
+
+def _maps(headers: list[Header], facts: Facts) -> None:
+    """Read d2t and t2d (small always); a file that is mostly holes has no contents to judge."""
+    for fact, spellings in (("d2t", ("d2t", "draft_id_to_target_id")), ("t2d", ("t2d",))):
+        place = next((hit for name in spellings if (hit := _find(headers, name))), None)
+        if place is None:
+            continue
+        header, name = place
+        entry = header.tensors[name]
+        if not is_map(name) or entry.count > MAP_LIMIT or len(entry.shape) != 1:
+            facts.could_not(f"the contents of {name}", f"its shape is {list(entry.shape)}, one dimension is needed")
+            continue
+        try:
+            values = np.asarray(map_tensor(header, name))
+        except HeaderError as error:
+            facts.could_not(f"the contents of {name}", error.what)
+            continue
+        if not values.any() and written_share(header.path) < 0.5:
+            facts.could_not(f"the contents of {name}", f"{header.path.name} has holes: its bytes were never written")
+            continue
+        if entry.dtype in ("F16", "F32", "F64", "BF16"):
+            facts.could_not(f"the contents of {name}", f"its dtype is {entry.dtype}, whole numbers are needed")
+            continue
+        facts.put(fact, values.tolist(), f"{header.path}:{name}")
+
+
+def _side_files(folder: Path, facts: Facts) -> None:
+    """Vocabulary maps beside the weights (d2t.npy, t2d.npy): only that they are there, and their length."""
+    found: dict[str, Any] = {}
+    for name in ("d2t.npy", "t2d.npy", "d2t.pt", "vocab_mapping.pt"):
+        path = folder / name
+        if path.is_file() and inside(path, folder.resolve()):
+            found[name] = _npy_length(path) if path.suffix == ".npy" else None
+    if found:
+        facts.put("side_files", found, str(folder))
+
+
+def _npy_length(path: Path) -> int | None:
+    """Length of a one-dimensional .npy file from its header (no pickles), None when it cannot be told."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError):
+        return None
+    return int(array.shape[0]) if array.ndim == 1 else None
+
+
+def _matrix(headers: list[Header], wanted: str, fact: str, facts: Facts) -> None:
+    place = _find(headers, wanted)
+    if place is None:
+        return
+    header, name = place
+    entry = header.tensors[name]
+    where = {"dtype": entry.dtype, "shape": list(entry.shape), "path": str(header.path), "tensor": name}
+    facts.put(fact, where, f"{header.path}:{name}")

@@ -1,0 +1,34 @@
+"""`pytest tests/cases --cases DIR`: every case of every YAML file in DIR is one test (default: tests/cases/data)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+DATA = Path(__file__).parent / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--cases", default=str(DATA), help="folder of case files, in the format of tests/cases/data/README.md"
+    )
+
+
+def load(folder: Path) -> list[dict]:
+    """All cases of a folder, each with the name of its file."""
+    found = []
+    for path in sorted(folder.glob("*.yaml")):
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found += [{**case, "file": path.stem} for case in content["cases"]]
+    return found
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "case" in metafunc.fixturenames:
+        folder = Path(metafunc.config.getoption("--cases", default=str(DATA)))
+        cases = load(folder)
+        if not cases:
+            raise pytest.UsageError(f"no case file in {folder}")
+        metafunc.parametrize("case", cases, ids=[f"{case['file']}/{case['id']}" for case in cases])
