@@ -138,6 +138,34 @@ def doctor(
     finish(step.doctor(artefacts, strict=strict), json_output)
 
 
+@app.command()
+def plan(
+    profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "smollm2",
+    target: Annotated[Path | None, typer.Option(help="Model folder, read instead of the profile's numbers.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs = tensor-parallel size.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU, such as 96GiB.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that one request must have.")] = None,
+    samples: Annotated[int | None, typer.Option(help="Conversations to capture.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Mean tokens a conversation.")] = None,
+    with_drafter: Annotated[bool, typer.Option("--with-drafter", help="Count a served drafter too.")] = False,
+    json_output: JsonFlag = False,
+) -> None:
+    """Say what fits: GPU memory and context, disk for states, memory to train."""
+    from eagle3lab.steps import plan as step
+
+    outcome = step.plan(
+        profile=profile,
+        target=target,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        context=context,
+        samples=samples,
+        tokens=tokens,
+        with_drafter=with_drafter,
+    )
+    finish(outcome, json_output)
+
+
 # Typer wraps click, or carries its own copy in later releases; the base of its usage errors is found by name in both.
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
