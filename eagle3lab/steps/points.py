@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from eagle3lab.core.errors import PointsError, UsageError
 from eagle3lab.points import Captured, Written, captured, family_of, written
 from eagle3lab.steps.output import table
+from eagle3lab.targets.config import read_config, text_config
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ def points(
 
     Raises:
         PointsError: unknown names, invalid points, points that the engine cannot capture.
+        ProfileError: no readable config.json in `target`.
         UsageError: no number of blocks, or one that the target's config contradicts.
     """
     if target is not None:
@@ -108,23 +109,15 @@ def parse_ids(text: str | None, flag: str) -> list[int] | None:
 
 
 def _from_target(target: Path, blocks: int | None, family: str | None) -> tuple[int | None, str | None]:
-    path = target / "config.json" if target.is_dir() else target
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PointsError(f"{path} cannot be read ({error.strerror})", rule="--target is a model folder") from error
-    except ValueError as error:
-        raise PointsError(f"{path} is not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise PointsError(f"{path} holds a {type(config).__name__}", rule="config.json is an object")
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
-    found = text.get("num_hidden_layers", config.get("num_hidden_layers"))
+    config = read_config(target)
+    text = text_config(config)
+    found = text.get("num_hidden_layers")
     if blocks is not None and found is not None and found != blocks:
-        raise UsageError(f"--blocks {blocks}, but {path} says num_hidden_layers {found}", rule="the two agree")
+        raise UsageError(f"--blocks {blocks}, but {target} says num_hidden_layers {found}", rule="the two agree")
     known = family_of(config)
     if known is None and family is None:
-        model_type = text.get("model_type", config.get("model_type", "unknown"))
-        raise PointsError(f"{path}: model_type '{model_type}' is no known family", fix="add --family NAME")
+        model_type = config.get("model_type", text.get("model_type", "unknown"))
+        raise PointsError(f"{target}: model_type '{model_type}' is no known family", fix="add --family NAME")
     return (found if blocks is None else blocks), family or known
 
 
