@@ -61,7 +61,7 @@ class Target:
     @torch.inference_mode()
     def states(
         self, input_ids: Tensor, positions: Tensor | None = None, cache: SlotCache | None = None,
-        mask: Tensor | None = None, points: list[int] | None = None,
+        mask: Tensor | None = None, points: list[int] | None = None, pre_norm: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """One forward without logits.
 
@@ -71,9 +71,10 @@ class Target:
             cache: slots already placed by the caller, or None for a whole sequence at once.
             mask: bool [B, 1, q, visible] with a cache; None = plain causal over the q tokens.
             points: `resid_pre` indices to return.
+            pre_norm: return the last state before the final norm instead of after it.
 
         Returns:
-            last state after the final norm [B, q, H], and one `resid_pre` [B, q, H] per point, in the order given.
+            last state [B, q, H], and one `resid_pre` [B, q, H] per point, in the order given.
         """
         wanted = points or []
         if any(not 0 <= point < self.blocks for point in wanted):
@@ -82,6 +83,8 @@ class Target:
         handles = [
             self.layers[point].register_forward_pre_hook(_keeper(seen, point), with_kwargs=True) for point in wanted
         ]
+        if pre_norm:
+            handles.append(self.final_norm.register_forward_pre_hook(_keeper(seen, self.blocks), with_kwargs=True))
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             options[self._cache_name] = cache
@@ -94,7 +97,7 @@ class Target:
         finally:
             for handle in handles:
                 handle.remove()
-        return output.last_hidden_state, [seen[point] for point in wanted]
+        return seen[self.blocks] if pre_norm else output.last_hidden_state, [seen[point] for point in wanted]
 
     @torch.inference_mode()
     def logits(self, last: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""Capture with the target in this process: hooks at the points, no logits, padding never reaches the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from eagle3lab.capture.manifest import StatesManifest
+from eagle3lab.capture.store import Sample, StoreWriter
+from eagle3lab.corpus.chat import Rendered
+from eagle3lab.targets.model import Target
+
+
+def plan_shards(lengths: Sequence[int], tokens_per_shard: int) -> list[list[int]]:
+    """Split samples, in order, into shards of about `tokens_per_shard` tokens. The plan depends on lengths alone."""
+    shards: list[list[int]] = [[]]
+    filled = 0
+    for index, length in enumerate(lengths):
+        if shards[-1] and filled + length > tokens_per_shard:
+            shards.append([])
+            filled = 0
+        shards[-1].append(index)
+        filled += length
+    return shards
+
+
+def capture(
+    target: Target, samples: Sequence[Rendered], folder: Path, manifest: StatesManifest, shards: list[list[int]], *,
+    batch_tokens: int = 4096, progress: Callable[[int], None] | None = None,
+) -> StatesManifest:
+    """Capture every sample; finished shards of an earlier, interrupted capture are kept.
+
+    Args:
+        samples: rendered conversations; a sample's id is its place here.
+        shards: `plan_shards`.
+        batch_tokens: tokens a forward, padding included.
+        progress: called with the number of tokens captured by this call.
+    """
+    writer = StoreWriter(folder, manifest)
+    done = 0
+    for index, members in enumerate(shards):
+        if writer.done(index):
+            continue
+        captured: dict[int, Sample] = {}
+        for batch in _batches(members, samples, batch_tokens):
+            captured.update(_forward(target, samples, batch, manifest))
+            done += sum(len(samples[member].input_ids) for member in batch)
+            if progress is not None:
+                progress(done)
+        writer.write(index, [captured[member] for member in members])
+    return writer.manifest
+
+
+def _batches(members: list[int], samples: Sequence[Rendered], batch_tokens: int) -> list[list[int]]:
+    """Group samples of similar length, so that right-padding costs little compute."""
+    batches: list[list[int]] = []
+    for member in sorted(members, key=lambda m: (len(samples[m].input_ids), m)):
+        length = len(samples[member].input_ids)
+        if batches and length * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(member)
+        else:
+            batches.append([member])
+    return batches
+
+
+def _forward(target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest) -> dict[int, Sample]:
+    lengths = [len(samples[member].input_ids) for member in batch]
+    ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
+    for row, member in enumerate(batch):
+        ids[row, : lengths[row]] = torch.tensor(samples[member].input_ids)
+    last, states = target.states(ids.to(target.device), points=manifest.points, pre_norm=manifest.last == "pre_norm")
+    result = {}
+    for row, (member, length) in enumerate(zip(batch, lengths, strict=True)):
+        aux = torch.cat([state[row, :length] for state in states], -1)
+        result[member] = Sample(
+            member, ids[row, :length].clone(), torch.tensor(samples[member].loss_mask), aux.cpu(), last[row, :length].cpu().clone()
+        )
+    return result

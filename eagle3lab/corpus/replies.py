@@ -1,0 +1,105 @@
+"""Replies that the target wrote itself, and the files that ship them.
+
+A file of replies is gzip JSON lines: `id`, `kind`, `prompt`, `reply` (text without the end token), `ended` (true: the
+target ended by itself, its end token counts as a reply token), and `reply_ids` only where tokenising `reply` would
+give other tokens than the target produced. The manifest beside it has the weight hash of the target: replies of other
+weights are not this target's own and are refused.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3lab.core.errors import CorpusError
+from eagle3lab.core.files import read_json, write_bytes, write_json
+from eagle3lab.core.hashes import sha256_file
+from eagle3lab.corpus.chat import render_prompt
+from eagle3lab.corpus.prompts import Prompt, read_jsonl
+
+if TYPE_CHECKING:
+    from eagle3lab.targets.model import Target
+
+REPLIES_MANIFEST = "replies.json"
+ROWS_PER_FILE = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One exchange: the prompt and the very tokens that the target answered (its end token included if it ended)."""
+
+    id: str
+    kind: str
+    prompt: str
+    tokens: list[int]
+    ended: bool
+
+
+def write_replies(
+    target: Target, prompts: Sequence[Prompt], *, max_new_tokens: int, temperature: float, seed: int, batch: int = 64,
+    progress: Callable[[int], None] | None = None,
+) -> list[Reply]:
+    """Let the target answer every prompt, greedy (`temperature` 0) or sampled. Empty replies are dropped."""
+    from eagle3lab.targets.generate import generate
+
+    rendered = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
+    made = generate(
+        target, rendered, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, batch=batch, progress=progress
+    )
+    stops = set(target.eos_ids)
+    return [
+        Reply(p.id, p.kind, p.prompt, g.tokens, g.ended)
+        for p, g in zip(prompts, made, strict=True)
+        if any(token not in stops for token in g.tokens)
+    ]
+
+
+def save_replies(folder: Path, replies: Sequence[Reply], tokenizer: Any, facts: dict[str, Any]) -> None:
+    """Write replies as gzip JSON lines (no file over about 1 MB) and `replies.json` with `facts` and file hashes."""
+    files = {}
+    for number, start in enumerate(range(0, len(replies), ROWS_PER_FILE)):
+        rows = [_to_row(reply, tokenizer) for reply in replies[start : start + ROWS_PER_FILE]]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        path = folder / f"replies-{number:02d}.jsonl.gz"
+        write_bytes(path, gzip.compress(text.encode(), mtime=0))
+        files[path.name] = {"sha256": sha256_file(path), "replies": len(rows)}
+    tokens = sum(len(reply.tokens) for reply in replies)
+    write_json(folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": tokens, "files": files})
+
+
+def _to_row(reply: Reply, tokenizer: Any) -> dict[str, Any]:
+    body = reply.tokens[:-1] if reply.ended else reply.tokens
+    text = tokenizer.decode(body)
+    row: dict[str, Any] = {"id": reply.id, "kind": reply.kind, "prompt": reply.prompt, "reply": text, "ended": reply.ended}
+    if list(tokenizer(text, add_special_tokens=False)["input_ids"]) != body:
+        row["reply_ids"] = body
+    return row
+
+
+def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: int) -> list[Reply]:
+    """Read the replies of a folder.
+
+    Raises:
+        CorpusError: made with other weights, or a file that does not match its hash.
+    """
+    facts = read_json(folder / REPLIES_MANIFEST)
+    if facts["target_weight_sha256"] != weight_sha256:
+        raise CorpusError(
+            f"replies in {folder} were written by weights {facts['target_weight_sha256'][:12]}, this target has {weight_sha256[:12]}",
+            rule="a drafter learns the target's own replies",
+            fix=f"add --regenerate: about {facts['reply_tokens'] / 1000:.0f} k tokens, {facts.get('seconds', 0) / 60:.0f} minutes on the machine that made them",
+        )
+    replies = []
+    for name, expected in facts["files"].items():
+        path = folder / name
+        if not path.is_file() or sha256_file(path) != expected["sha256"]:
+            raise CorpusError(f"{path} is missing or does not match its hash", fix=f"git checkout -- {path}")
+        for row in read_jsonl(path):
+            ids = row.get("reply_ids")
+            body = list(tokenizer(row["reply"], add_special_tokens=False)["input_ids"]) if ids is None else ids
+            replies.append(Reply(row["id"], row["kind"], row["prompt"], [*body, eos_id] if row["ended"] else body, row["ended"]))
+    return replies

@@ -1,0 +1,217 @@
+"""The EAGLE-3 drafter: fc, one decoder layer over (embedding, state) pairs, a head over the draft vocabulary.
+
+Slot t holds the target's states a_t and the *next* token x_{t+1}; at TTT step k it embeds x_{t+k+1} and predicts
+x_{t+k+2}. fc is applied once, before the step loop; step k+1 takes the drafter's own pre-norm state of step k.
+
+    a_t [P*Ht] --fc--> g_t [H] = h_0
+    u = cat(input_layernorm(embed(x_{t+k+1})), hidden_norm(h_k))      [2H], embedding half first
+    h = h_k + o(attention(q(u), k(u), v(u)))                          residual is the un-normed h_k
+    h_{k+1} = h + mlp(post_attention_layernorm(h))
+    logits = lm_head(norm(h_{k+1}))                                   [Vd]
+
+Parameter names are those of the SGLang / SpecForge checkpoint. Source: EAGLE-3 (arXiv 2503.01840) and the trainers
+named in docs/sources.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from eagle3lab.drafter.attention import ttt_attention
+from eagle3lab.drafter.config import DraftConfig
+from eagle3lab.drafter.packed import Packed
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, the mean in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Projections of the decoder layer: q, k, v read 2H, o writes H. No bias."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = (
+            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+        )
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(2 * config.hidden_size, wide, bias=False)
+        self.k_proj = nn.Linear(2 * config.hidden_size, narrow, bias=False)
+        self.v_proj = nn.Linear(2 * config.hidden_size, narrow, bias=False)
+        self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
+        self.scale = self.head_dim**-0.5
+
+    def query(self, u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries [rows, heads, d] of inputs u [rows, 2H]."""
+        return rotate(self.q_proj(u).unflatten(-1, (self.heads, self.head_dim)), cos, sin)
+
+    def key_value(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and plain values [rows, kv_heads, d] of inputs u [rows, 2H]."""
+        key = rotate(self.k_proj(u).unflatten(-1, (self.kv_heads, self.head_dim)), cos, sin)
+        return key, self.v_proj(u).unflatten(-1, (self.kv_heads, self.head_dim))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)). No bias."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class MidLayer(nn.Module):
+    """The one decoder layer, named `midlayer` as in the checkpoints."""
+
+    def __init__(self, config: DraftConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.self_attn = Attention(config)
+        self.mlp = MLP(config)
+        self.norm_before_residual = config.norm_before_residual
+
+    def inputs(self, embedded: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """u [rows, 2H], embedding half first, and the residual [rows, H]."""
+        normed = self.hidden_norm(h)
+        return torch.cat([self.input_layernorm(embedded), normed], -1), normed if self.norm_before_residual else h
+
+    def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
+        """Output projection, residual and MLP: attention output [rows, heads*d] -> state [rows, H]."""
+        h = residual + self.self_attn.o_proj(mixed)
+        return h + self.mlp(self.post_attention_layernorm(h))
+
+
+class Eagle3Drafter(nn.Module):
+    """A Llama-class EAGLE-3 drafter.
+
+    Args:
+        config: sizes and flags.
+        embedding: the target's embedding weight [V, H]; frozen and not part of the state dict, as in the engines.
+        d2t: int64 [Vd] offsets, target id = draft id + d2t[draft id]; None when Vd = V.
+    """
+
+    def __init__(self, config: DraftConfig, embedding: Tensor, d2t: Tensor | None = None) -> None:
+        super().__init__()
+        self.config = config
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.fc = nn.Linear(config.fc_in, size, bias=False)
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(config.target_hidden_size, eps) for _ in config.points)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.fc_in, eps)
+        self.midlayer = MidLayer(config)
+        self.norm = RMSNorm(size, eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        if d2t is None:
+            d2t = torch.zeros(config.draft_vocab_size, dtype=torch.int64)
+        self.register_buffer("d2t", d2t)
+        kept = torch.zeros(config.vocab_size, dtype=torch.bool)
+        kept[d2t + torch.arange(len(d2t))] = True
+        self.register_buffer("t2d", kept)
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("inverse_frequency", _inverse_frequency(config), persistent=False)
+
+    @property
+    def kept_ids(self) -> Tensor:
+        """int64 [Vd], target id of every draft id."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def draft_ids(self, target_ids: Tensor) -> Tensor:
+        """Draft id of target ids, -1 where a token is out of the draft vocabulary. Any shape."""
+        lookup = torch.full((self.config.vocab_size,), -1, dtype=torch.int64, device=target_ids.device)
+        lookup[self.kept_ids] = torch.arange(len(self.d2t), device=target_ids.device)
+        return lookup[target_ids]
+
+    def fuse(self, aux: Tensor) -> Tensor:
+        """fc with the norms before it: [N, P*Ht] -> g [N, H]."""
+        if self.config.fc_norm:
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, aux.chunk(len(self.fc_norm), -1), strict=True)], -1)
+        if self.config.norm_before_fc:
+            aux = self.input_norm(aux)
+        return self.fc(aux)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Rows of the target's embedding."""
+        return nn.functional.embedding(ids, self.embedding)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [rows, d] of rotary positions [rows]."""
+        phase = positions.float()[:, None] * self.inverse_frequency
+        phase = torch.cat([phase, phase], -1)
+        return phase.cos(), phase.sin()
+
+    def carry(self, h: Tensor, normed: Tensor) -> Tensor:
+        """What the next step receives as its state: pre-norm (EAGLE-3) or post-norm (`norm_output`)."""
+        return normed if self.config.norm_output else h
+
+    def forward(self, batch: Packed, steps: int, attention: Callable[..., Tensor] = ttt_attention) -> list[Tensor]:
+        """Training-time test over a packed batch.
+
+        Args:
+            batch: N tokens with M active slots.
+            steps: K.
+            attention: `ttt_attention` or `reference_attention`.
+
+        Returns:
+            K tensors [M, H]: norm(h) of every step at the active slots, ready for `lm_head`.
+        """
+        dtype = self.fc.weight.dtype if not torch.is_autocast_enabled(batch.aux.device.type) else None
+        aux = batch.aux if dtype is None else batch.aux.to(dtype)
+        layer, active, places = self.midlayer, batch.active, batch.positions()
+        state = self.fuse(aux)
+        outputs: list[Tensor] = []
+        later: list[tuple[Tensor, Tensor]] = []
+        key = value = None
+        for step in range(steps):
+            ids = batch.shifted(batch.input_ids, step + 1)
+            rows = slice(None) if step == 0 else active
+            cos, sin = self.angles(places[rows] + step)
+            u, residual = layer.inputs(self.embed(ids[rows]).to(state.dtype), state)
+            if step == 0:
+                key, value = layer.self_attn.key_value(u, cos, sin)
+                u, residual, cos, sin = u[active], residual[active], cos[active], sin[active]
+            else:
+                later.append(layer.self_attn.key_value(u, cos, sin))
+            query = layer.self_attn.query(u, cos, sin)
+            mixed = attention(query, key, value, later, batch.segments, layer.self_attn.scale)
+            state = layer.finish(residual, mixed.flatten(1))
+            outputs.append(self.norm(state))
+            state = self.carry(state, outputs[-1])
+        return outputs
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in transformers' half-split layout. x [rows, heads, d]; cos, sin [rows, d]."""
+    first, second = x.chunk(2, -1)
+    turned = torch.cat([-second, first], -1)
+    return x * cos[:, None].to(x.dtype) + turned * sin[:, None].to(x.dtype)
+
+
+def _inverse_frequency(config: DraftConfig) -> Tensor:
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    return 1.0 / (config.rope_theta**exponent)
+
+
+def kept_to_d2t(kept: Sequence[int] | Tensor) -> Tensor:
+    """Offsets of an ascending list of kept target ids: d2t[i] = kept[i] - i."""
+    ids = torch.as_tensor(kept, dtype=torch.int64)
+    return ids - torch.arange(len(ids))
