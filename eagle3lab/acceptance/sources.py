@@ -1,0 +1,282 @@
+"""Counts from what engines report: SGLang `meta_info` and log lines, vLLM metrics, plain numbers.
+
+Absent is unknown: a reader returns None when a source holds no counter, and never fills one in. A gauge (`accept len`
+in a log line, `avg_spec_accept_length`) is no count: it is a mean over the last decode-log interval, 40 forward passes
+by default, so it lags and its last value belongs to work that is over.
+
+Sources: SGLang 0.5.23 (0.5.5 to 0.5.9 for the older names) and vLLM 0.33.0, as read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from eagle3lab.acceptance.counts import AcceptanceCounts, total
+from eagle3lab.core.errors import AcceptanceError
+
+SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
+GAUGE_INTERVAL = 40
+"""Forward passes between two decode log lines of SGLang (`--decode-log-interval`): how far a gauge lags."""
+
+_SGLANG_NAMES = {
+    "verify_steps": ("spec_verify_ct",),
+    "accepted": ("spec_num_correct_drafts", "spec_accept_token_num"),
+    "proposed": ("spec_num_proposed_drafts", "spec_draft_token_num"),
+    "histogram": ("spec_correct_drafts_histogram", "spec_accept_histogram"),
+}
+_VLLM_NAMES = {
+    "verify_steps": "vllm:spec_decode_num_drafts",
+    "proposed": "vllm:spec_decode_num_draft_tokens",
+    "accepted": "vllm:spec_decode_num_accepted_tokens",
+    "per_position": "vllm:spec_decode_num_accepted_tokens_per_pos",
+}
+_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SGLANG_LINE = re.compile(r"accept len:\s*([-+.\deE]+)(?:,\s*accept rate:\s*([-+.\deE]+))?")
+_VLLM_LINE = re.compile(r"Mean acceptance length:\s*([-+.\deE]+|nan)")
+_VLLM_COUNTS = re.compile(r"Accepted:\s*(\d+) tokens,\s*Drafted:\s*(\d+) tokens")
+_VLLM_PER_POSITION = re.compile(r"Per-position acceptance rate:\s*((?:[\d.]+(?:,\s*)?)+)")
+
+
+def refuse_simulated(environment: Mapping[str, str]) -> None:
+    """Raise `AcceptanceError` when the environment makes SGLang invent acceptance (a value above 0)."""
+    raw = str(environment.get(SIMULATE) or "").strip()
+    try:
+        value = float(raw) if raw else 0.0
+    except ValueError:
+        value = 0.0  # SGLang itself refuses to start with it
+    if value > 0:
+        raise AcceptanceError(
+            f"{SIMULATE}={raw}: the server invents its acceptance", rule="a measurement needs it unset",
+            fix=f"unset {SIMULATE}, restart the server",
+        )  # fmt: skip
+
+
+def from_sglang_meta_info(
+    meta: Mapping[str, Any], *, steps: int | None = None, prompt: str = ""
+) -> AcceptanceCounts | None:
+    """Counts of one SGLang answer, or None when it carries none (speculation off, older server, no verify step yet).
+
+    Args:
+        meta: `meta_info` of a /generate answer. Its `spec_accept_length` is not used: it is completion / verify steps,
+            and the first completion token comes from prefill, so zero acceptance reads n / (n - 1), above 1.
+        steps: --speculative-num-steps; pads the histogram, which SGLang ends at the longest run it saw.
+
+    Raises:
+        AcceptanceError: the counters contradict each other.
+    """
+    found = {name: _first(meta, keys) for name, keys in _SGLANG_NAMES.items()}
+    if found["verify_steps"] is None or found["accepted"] is None:
+        return None
+    histogram = found["histogram"]
+    return AcceptanceCounts(
+        verify_steps=found["verify_steps"],
+        accepted=found["accepted"],
+        proposed=found["proposed"],
+        histogram=_padded(histogram, steps) if isinstance(histogram, (list, tuple)) else None,
+        generated_tokens=meta.get("completion_tokens"),
+        prompt=prompt,
+    )
+
+
+def prefill_floor(completion_tokens: int) -> float | None:
+    """What SGLang's `spec_accept_length` reads when nothing was accepted: n / (n - 1); None below 2 tokens."""
+    return completion_tokens / (completion_tokens - 1) if completion_tokens > 1 else None
+
+
+def from_vllm_metrics(metrics: str | Mapping[str, Any] | Iterable[Any], *, prompt: str = "") -> AcceptanceCounts | None:
+    """Counts from vLLM: the text of /metrics, a mapping name -> value, or the objects of `LLM.get_metrics()`.
+
+    Series of several engines (data parallel) are added. With counts by position the histogram follows, because a step
+    that accepted position j accepted all before it. None when there is no counter or nothing was drafted yet.
+    """
+    series = _parse_prometheus(metrics) if isinstance(metrics, str) else _vllm_objects(metrics)
+    drafts, accepted = series.get("verify_steps"), series.get("accepted")
+    if drafts is None or accepted is None or drafts == 0:
+        return None
+    per_position = series.get("per_position")
+    return AcceptanceCounts(
+        verify_steps=drafts,
+        accepted=accepted,
+        proposed=series.get("proposed"),
+        histogram=histogram_from_positions(drafts, per_position) if per_position else None,
+        prompt=prompt,
+    )
+
+
+def histogram_from_positions(verify_steps: int, at_least: Sequence[int]) -> tuple[int, ...]:
+    """Histogram from counts by position: `at_least[j-1]` steps accepted at least j tokens. A rise is impossible."""
+    tails = [verify_steps, *at_least, 0]
+    for j, (before, now) in enumerate(pairwise(tails), 1):
+        if now > before:
+            raise AcceptanceError(
+                f"position {j} was accepted {now} times, the one before it {before} times",
+                rule="counts by position cannot rise: a kept token stands behind kept tokens",
+            )
+    return tuple(before - now for before, now in pairwise(tails))
+
+
+def from_numbers(
+    *, verify_steps: int, accepted: int, proposed: int | None = None, histogram: Sequence[int] | None = None,
+    generated_tokens: int | None = None, prompt: str = "",
+) -> AcceptanceCounts:  # fmt: skip
+    """Counts that a person types (vLLM's names: drafts, accepted, drafted)."""
+    return AcceptanceCounts(
+        verify_steps=verify_steps, accepted=accepted, proposed=proposed, generated_tokens=generated_tokens,
+        histogram=None if histogram is None else tuple(histogram), prompt=prompt,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """One reading of a gauge: a mean over one log interval (or one data-parallel rank), not a count.
+
+    Fields:
+        accept_length: bonus in. accept_rate: accepted / proposed; None when the line has none. line: 1-based, 0: none.
+        steps: verify steps behind it when the source tells (vLLM), else None.
+    """
+
+    accept_length: float
+    accept_rate: float | None = None
+    line: int = 0
+    steps: int | None = None
+
+
+def gauges_from_sglang_log(text: str) -> list[Gauge]:
+    """`accept len` readings of an SGLang log, in order."""
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        match = _SGLANG_LINE.search(line)
+        length = _finite(match[1]) if match else None
+        if match and length is not None:
+            found.append(Gauge(accept_length=length, accept_rate=_finite(match[2]), line=number))
+    return found
+
+
+def from_sglang_log(text: str) -> Gauge | None:
+    """All `accept len` readings of a log as one: their plain mean (a log gives no weights). None without a reading.
+
+    It is a mean of means and is no accept length of anything in particular; counts need `meta_info`.
+    """
+    readings = gauges_from_sglang_log(text)
+    if not readings:
+        return None
+    rates = [one.accept_rate for one in readings if one.accept_rate is not None]
+    return Gauge(
+        accept_length=sum(one.accept_length for one in readings) / len(readings),
+        accept_rate=sum(rates) / len(rates) if len(rates) == len(readings) else None,
+    )
+
+
+def from_vllm_log(text: str) -> AcceptanceCounts | None:
+    """Counts from vLLM's `SpecDecoding metrics` lines; each covers one interval, so they add up. None without one.
+
+    Drafts are not printed: they follow from the mean length and the accepted tokens, and from drafted / positions when
+    nothing was accepted.
+    """
+    found = []
+    for line in text.splitlines():
+        length, counts = _VLLM_LINE.search(line), _VLLM_COUNTS.search(line)
+        if not length or not counts:
+            continue
+        accepted, drafted = int(counts[1]), int(counts[2])
+        rates = _VLLM_PER_POSITION.search(line)
+        positions = len(rates[1].strip().strip(",").split(",")) if rates else 0
+        mean = _finite(length[1])
+        if positions and drafted % positions == 0:
+            steps = drafted // positions
+        elif accepted and mean is not None and mean > 1:
+            steps = round(accepted / (mean - 1))
+        else:
+            continue
+        if steps:
+            found.append(AcceptanceCounts(verify_steps=steps, accepted=accepted, proposed=drafted))
+    return _without_prompts(total(found)) if found else None
+
+
+def weighted_mean(gauges: Sequence[Gauge]) -> float | None:
+    """Accept length over data-parallel ranks, weighted by verify steps; None when a weight is unknown.
+
+    A plain mean over ranks counts an idle rank as much as a busy one.
+    """
+    if not gauges or any(one.steps is None for one in gauges):
+        return None
+    steps = sum(one.steps or 0 for one in gauges)
+    return sum(one.accept_length * (one.steps or 0) for one in gauges) / steps if steps else None
+
+
+def _first(meta: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
+    return next((meta[key] for key in keys if meta.get(key) is not None), None)
+
+
+def _padded(histogram: Sequence[int], steps: int | None) -> tuple[int, ...]:
+    missing = max((steps or 0) + 1 - len(histogram), 0)
+    return (*histogram, *([0] * missing))
+
+
+def _finite(text: str | None) -> float | None:
+    try:
+        value = float(text) if text is not None else math.nan
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _without_prompts(counts: AcceptanceCounts) -> AcceptanceCounts:
+    return AcceptanceCounts(verify_steps=counts.verify_steps, accepted=counts.accepted, proposed=counts.proposed)
+
+
+def _parse_prometheus(text: str) -> dict[str, Any]:
+    """Counters of the four names, added over label sets; positions by their `position` label."""
+    rows: list[tuple[str, dict[str, str], float]] = []
+    for line in text.splitlines():
+        match = None if line.startswith("#") else _SAMPLE.match(line.strip())
+        value = _finite(match[3]) if match else None
+        if match and value is not None:
+            rows.append((match[1].removesuffix("_total"), dict(_LABEL.findall(match[2] or "")), value))
+    return _series(rows)
+
+
+def _series(rows: Iterable[tuple[str, Mapping[str, str], float]]) -> dict[str, Any]:
+    known = {metric: name for name, metric in _VLLM_NAMES.items()}
+    sums: dict[str, int] = {}
+    positions: dict[int, int] = {}
+    for metric, labels, value in rows:
+        name = known.get(metric)
+        if name == "per_position" and str(labels.get("position", "")).isdigit():
+            place = int(labels["position"])
+            positions[place] = positions.get(place, 0) + round(value)
+        elif name and name != "per_position":
+            sums[name] = sums.get(name, 0) + round(value)
+    if positions and sorted(positions) == list(range(len(positions))):
+        return {**sums, "per_position": [positions[place] for place in sorted(positions)]}
+    return dict(sums)
+
+
+def _vllm_objects(metrics: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
+    """A mapping name -> number or list, or objects with .name and .value / .values."""
+    pairs = metrics.items() if isinstance(metrics, Mapping) else ((_name(one), _value(one)) for one in metrics)
+    rows: list[tuple[str, Mapping[str, str], float]] = []
+    for metric, value in pairs:
+        if isinstance(value, (list, tuple)):
+            rows += [(metric, {"position": str(j)}, item) for j, item in enumerate(value) if _is_number(item)]
+        elif _is_number(value):
+            rows.append((metric, {}, value))
+    return _series((metric.removesuffix("_total"), labels, value) for metric, labels, value in rows)
+
+
+def _name(metric: Any) -> str:
+    return str(getattr(metric, "name", ""))
+
+
+def _value(metric: Any) -> Any:
+    return getattr(metric, "values", None) if hasattr(metric, "values") else getattr(metric, "value", None)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
