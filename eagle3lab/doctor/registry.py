@@ -5,7 +5,8 @@
         yield error("--speculative-algorithm", "...", given="EAGLE", needed="EAGLE3")
 
 `reads` are the facts without which the check has nothing to say; the first is its artefact. When the artefact was given
-and another of `reads` was not, the report says which checks could not run and why. `also` are optional.
+and another of `reads` was not, the report says which checks could not run and why. `also` are optional. "a|b" in
+`reads` means that either will do.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def check(
     def register(function: CheckFunction) -> CheckFunction:
         if code in _CHECKS and _CHECKS[code].function.__qualname__ != function.__qualname__:
             raise UsageError(f"check code {code!r} is taken", rule="codes are unique", fix="choose another code")
-        for name in (*reads, *also):
+        for name in (*(one for names in reads for one in names.split("|")), *also):
             if name not in VOCABULARY:
                 raise UsageError(f"check {code!r} reads unknown fact {name!r}", rule=nearest(name, VOCABULARY))
         _CHECKS[code] = Check(
@@ -102,7 +103,7 @@ def run_checks(facts: Facts) -> tuple[list[Finding], int]:
     not_run: dict[tuple[str, ...], list[Check]] = {}
     ran = 0
     for item in all_checks():
-        absent = tuple(name for name in item.reads if not facts.has(name))
+        absent = tuple(names for names in item.reads if not any(facts.has(name) for name in names.split("|")))
         if not absent:
             ran += 1
             findings += _guarded(item, facts)
@@ -113,7 +114,7 @@ def run_checks(facts: Facts) -> tuple[list[Finding], int]:
 
 
 def _not_run(absent: tuple[str, ...], checks: list[Check]) -> Finding:
-    wanted = " and ".join(absent)
+    wanted = " and ".join(absent).replace("|", " or ")
     titles = "; ".join(item.title for item in checks)
     finding = could_not(titles, f"{wanted} was not given")
     return dataclasses.replace(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from eagle3lab.doctor.checks.tensor_names import strip_prefix
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
 from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.tensor_names import strip_prefix
 from eagle3lab.doctor.views import Draft, draft_of, mapping, target_of, whole
 
 ALGORITHMS = ("DFLASH", "UNO", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "NEXTN")

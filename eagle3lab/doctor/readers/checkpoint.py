@@ -1,8 +1,8 @@
 """Draft and target folders: config.json, safetensors headers, the small vocabulary tensors. Weights stay on disk.
 
-A drafter folder becomes `draft_config`, `draft_headers`, `d2t`, `t2d`, `side_files` and `draft_embed_tokens`; a target
-becomes `target_config` and `target_embed_tokens`. Big matrices are handed on as {"dtype", "shape", "path", "tensor"}, to
-be mapped by the check that needs rows of them.
+A drafter folder becomes `draft_config`, `draft_headers`, `d2t`, `t2d`, `side_files` and `draft_embed_tokens`; a
+target becomes `target_config` and `target_embed_tokens`. Big matrices are handed on as {"dtype", "shape", "path",
+"tensor"}, to be mapped by the check that needs rows of them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, read_header
-from eagle3lab.doctor.checks.tensor_names import is_map
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
 from eagle3lab.doctor.run import existing
+from eagle3lab.doctor.tensor_names import is_map
 
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""

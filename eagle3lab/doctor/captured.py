@@ -1,0 +1,154 @@
+"""What each engine reads of the layer ids in a draft config, and what it then captures. No findings in here.
+
+Places (facts read in SGLang 0.5.23, vLLM 0.33.0): SGLang reads `eagle_config.eagle_aux_hidden_state_layer_ids` only;
+vLLM's V1 runner the top-level key, then the nested one; its V2 runner the top-level key, then `eagle_config.layer_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from eagle3lab import points
+from eagle3lab.core.errors import PointsError
+from eagle3lab.doctor.facts import Engine, Facts
+from eagle3lab.doctor.views import IDS_KEY, Target, draft_of, id_list, mapping, target_of
+
+NESTED, TOP = f"eagle_config.{IDS_KEY}", IDS_KEY
+V2_NESTED = "eagle_config.layer_ids"
+PLACES = {"sglang": (NESTED,), "vllm": (TOP, NESTED), "vllm-v2": (TOP, V2_NESTED)}
+"""Engine -> keys that it reads, in its order."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One engine's view of the ids.
+
+    Fields:
+        engine: which. read: the list that it reads, None for none. place: the key it was read from.
+        ignored: key -> list written where this engine does not look.
+        resid_pre: points that it captures; asked: points that it was asked for, before any got lost.
+        refused, ambiguous, notes: see `points.Captured`; rule: the sentence that decided.
+        family_known: False when the family would matter and is unknown.
+        off: capture is switched off by `use_aux_hidden_state`.
+    """
+
+    engine: Engine
+    read: list[int] | None
+    place: str | None
+    ignored: dict[str, list[int]]
+    resid_pre: list[int]
+    asked: list[int]
+    refused: bool = False
+    ambiguous: bool = False
+    notes: tuple[str, ...] = ()
+    rule: str = ""
+    family_known: bool = True
+    off: bool = False
+    by_family: dict[str, list[int]] = field(default_factory=dict)
+
+
+def written_lists(config: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Every well-formed list of ids under a key that some engine reads."""
+    eagle = mapping(config.get("eagle_config"))
+    places = {TOP: config.get(IDS_KEY), NESTED: eagle.get(IDS_KEY), V2_NESTED: eagle.get("layer_ids")}
+    lists = {key: id_list(value) for key, value in places.items()}
+    return {key: value for key, value in lists.items() if value is not None}
+
+
+def views(facts: Facts, engines: tuple[Engine, ...] | None = None) -> list[View]:
+    """One view an engine; empty when the number of blocks is unknown or nothing was said about ids."""
+    target = target_of(facts)
+    if target is None or not target.blocks or target.blocks < 1:
+        return []
+    if not facts.has("draft_config_ids") and not _says_eagle3(facts):
+        return []
+    return [_view(facts, target, engine) for engine in engines or facts.engines]
+
+
+def _says_eagle3(facts: Facts) -> bool:
+    draft = draft_of(facts)
+    return draft.eagle3_class or bool(written_lists(draft.config)) or bool(draft.eagle)
+
+
+def _view(facts: Facts, target: Target, engine: Engine) -> View:
+    draft = draft_of(facts)
+    if facts.has("draft_config_ids"):
+        read, place, ignored = id_list(facts["draft_config_ids"]), PLACES[engine.name][0], {}
+    else:
+        lists = written_lists(draft.config)
+        place = next((key for key in PLACES[engine.name] if key in lists), None)
+        read = lists.get(place) if place else None
+        ignored = {key: ids for key, ids in lists.items() if key not in PLACES[engine.name]}
+    off = "use_aux_hidden_state" in draft.eagle and not draft.eagle["use_aux_hidden_state"]
+    got = capture(read, target, engine)
+    by_family = {} if target.family in points.FAMILIES or engine.name != "sglang" else _by_family(read, target, engine)
+    return View(
+        engine=engine,
+        read=read,
+        place=place if read is not None else None,
+        ignored=ignored,
+        resid_pre=got.resid_pre,
+        asked=asked(read, target, engine),
+        refused=got.refused,
+        ambiguous=got.ambiguous,
+        notes=tuple(got.notes),
+        rule=_deciding(got.notes),
+        family_known=not by_family,
+        off=off,
+        by_family=by_family,
+    )
+
+
+def _deciding(notes: list[str]) -> str:
+    words = ("used as written", "one is added", "adds one", "default", "as written")
+    return next((note for note in notes if any(word in note for word in words)), notes[0] if notes else "")
+
+
+def capture(ids: list[int] | None, target: Target, engine: Engine, family: str | None = None) -> points.Captured:
+    """`points.captured`, with the default of a toy of fewer than 7 blocks spelt out instead of refused."""
+    blocks = target.blocks or 0
+    family = family or (target.family if target.family in points.FAMILIES else None)
+    if ids is None and blocks < 7:
+        default = [2, blocks // 2, blocks - 3]
+        reach = sorted({i for i in default if 0 <= i < blocks})
+        return points.Captured(reach, False, [f"no list: the default [2, n//2, n-3] = {default}"], len(reach) < 3)
+    try:
+        return points.captured(ids, blocks=blocks, engine=engine.name, family=family, version=engine.version)
+    except PointsError as error:
+        return points.Captured([], False, [error.what], True)
+
+
+def asked(ids: list[int] | None, target: Target, engine: Engine, family: str | None = None) -> list[int]:
+    """The points that the engine looks for, before unreachable and repeated ones get lost, in the order written.
+
+    Found by asking for the same list on a target so deep that every point is reached.
+    """
+    blocks = target.blocks or 0
+    if ids is None:
+        return [2, blocks // 2, blocks - 3]
+    if not ids:
+        return []
+    family = family or (target.family if target.family in points.FAMILIES else None)
+    shift = 0
+    if engine.name == "sglang":
+        if family == "gpt_oss":
+            shift = int(max(ids) != blocks)
+        else:
+            deep = max(*ids, blocks, 1) + 10
+            probe = points.captured(
+                sorted({max(i, 0) for i in ids}) if ids[0] == min(ids) else [max(i, 0) for i in ids],
+                blocks=deep,
+                engine="sglang",
+                family=family,
+                version=engine.version,
+            )
+            shift = max(probe.resid_pre) - max(max(i, 0) for i in ids) if probe.resid_pre else 0
+    return [i + shift for i in ids]
+
+
+def _by_family(ids: list[int] | None, target: Target, engine: Engine) -> dict[str, list[int]]:
+    """What SGLang would capture under each of its rules, when the family is unknown."""
+    names = {"Kimi/DeepSeek-like": "deepseek_v3", "Llama-like": "llama", "gpt_oss": "gpt_oss"}
+    return {name: capture(ids, target, engine, family).resid_pre for name, family in names.items()}

@@ -1,0 +1,327 @@
+"""Capture points: two lists of ids are compared by what each engine captures, never with each other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import Any
+
+from eagle3lab.doctor.captured import IDS_KEY, NESTED, PLACES, TOP, View, capture, views, written_lists
+from eagle3lab.doctor.facts import Engine, Facts
+from eagle3lab.doctor.findings import Finding, error, info, of_severity, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.tensor_names import shape_of, strip_prefix
+from eagle3lab.doctor.views import draft_of, id_list, mapping, target_of
+
+_ALSO = ("draft_config", "draft_config_ids", "target", "target_config", "states_manifest_resid_pre", "draft_headers")
+_OFF_BY_ONE = "about 0.10 of accept length for an off-by-one; acceptance does not fall to zero and nothing is logged"
+
+
+def _trained(facts: Facts) -> list[int] | None:
+    return id_list(facts.get("states_manifest_resid_pre"))
+
+
+def _fc_in(facts: Facts) -> int | None:
+    headers = {strip_prefix(name): entry for name, entry in facts.mapping("draft_headers").items()}
+    shape = shape_of(headers, "fc.weight")
+    return shape[1] if shape and len(shape) == 2 else None
+
+
+def _softened(facts: Facts, found: list[tuple[View, Finding]], judged: int) -> Iterator[Finding]:
+    """Errors of one engine that another default engine does not share are warnings: the user has not chosen yet."""
+    for _, finding in found:
+        shared = facts.chosen or len(found) >= judged
+        yield finding if shared or finding.severity != "error" else of_severity("warning", finding)
+
+
+@check(
+    code="points-captured",
+    title="which hidden states each engine hands to fc",
+    reads=("target|target_config",),
+    also=_ALSO,
+    rule="ids become points by the rule of the target's model file: eagle3lab points",
+    fix="eagle3lab points --blocks N --ids A,B,C --engine E --family F",
+)
+def points_captured(facts: Facts) -> Iterator[Finding]:
+    """Tell what is captured, for every engine that is judged; also for the V2 runner when none was chosen."""
+    engines = facts.engines if facts.chosen else (*facts.engines, Engine("vllm-v2"))
+    seen = views(facts, engines)
+    if not seen:
+        return
+    captured = {view.engine.name: view.resid_pre for view in seen}
+    alone = len(seen) == 1
+    text = "; ".join(f"{view.engine.label} captures resid_pre {view.resid_pre} ({view.rule})" for view in seen)
+    yield info(
+        "capture points",
+        text,
+        actual=captured,
+        engine_captures_resid_pre=seen[0].resid_pre if alone else captured,
+        engine_reads=seen[0].read if alone else {view.engine.name: view.read for view in seen},
+        rule=seen[0].rule if alone else {view.engine.name: view.rule for view in seen},
+    )
+    ignored = [view for view in seen if not facts.chosen and view.engine.name == "vllm-v2" and view.ignored]
+    if ignored and ignored[0].read is None:
+        keys = ", ".join(ignored[0].ignored)
+        default = ignored[0].resid_pre
+        yield info(
+            keys,
+            f"vLLM's V2 runner does not read {keys} and takes its default {default}; write the list at top level too",
+            default_used=default,
+        )
+
+
+@check(
+    code="points-differ",
+    title="points that are served against points that were trained",
+    reads=("states_manifest_resid_pre", "target|target_config"),
+    also=_ALSO,
+    rule="the server hands fc the same hidden states as training did",
+    fix="eagle3lab points --blocks N --resid-pre A,B,C --engine E tells the list to write",
+    symptom=_OFF_BY_ONE,
+)
+def points_differ(facts: Facts) -> Iterator[Finding]:
+    """Compare what an engine captures with the manifest of the states."""
+    trained = _trained(facts)
+    if trained is None:
+        return
+    judged = [view for view in views(facts) if not view.off and not _key_fault(view, trained)]
+    found: list[tuple[View, Finding]] = []
+    for view in judged:
+        if view.by_family:
+            yield from _unknown_family(view, trained)
+            continue
+        if view.resid_pre == trained or view.asked != sorted(set(view.asked)):
+            continue
+        same_length = len(view.resid_pre) == len(trained)
+        difference = [a - b for a, b in zip(view.resid_pre, trained, strict=True)] if same_length else None
+        family = facts.mapping("target").get("family") or (target_of(facts).family if target_of(facts) else None)  # type: ignore[union-attr]
+        lists = written_lists(draft_of(facts).config)
+        found.append(
+            (
+                view,
+                error(
+                    "capture points",
+                    f"{view.engine.label} captures {view.resid_pre}, the states were captured at {trained}"
+                    + (f", difference {difference}" if difference else "")
+                    + f": {view.rule}"
+                    + (f" (family {family})" if family and view.engine.name == "sglang" else ""),
+                    actual=view.resid_pre,
+                    server=view.resid_pre,
+                    trained=trained,
+                    difference=difference,
+                    as_written=view.read,
+                    family=family,
+                    top_level=lists.get(TOP),
+                    nested=lists.get(NESTED),
+                ),
+            )
+        )
+    yield from _softened(facts, found, len(judged))
+
+
+def _unknown_family(view: View, trained: list[int]) -> Iterator[Finding]:
+    """SGLang with a family that nobody named: right under some rule is no fault, wrong under all is one."""
+    right = [name for name, got in view.by_family.items() if got == trained]
+    told = "; ".join(f"{name}: {got}" for name, got in view.by_family.items())
+    if right:
+        yield info(
+            "capture points",
+            f"the family of the target decides what {view.engine.label} captures ({told}); right: {', '.join(right)}",
+            trained=trained,
+            by_family=view.by_family,
+            fix="give --target with its config.json",
+        )
+    else:
+        yield error(
+            "capture points",
+            f"{view.engine.label} captures other points than {trained} whatever the family of the target is ({told})",
+            trained=trained,
+            by_family=view.by_family,
+        )
+
+
+@check(
+    code="points-ambiguous",
+    title="a list of ids that can be read two ways",
+    reads=("target|target_config",),
+    also=_ALSO,
+    rule="SGLang's Kimi/DeepSeek files guess by the first id: 1 means block outputs, anything else block inputs",
+    fix="give --states with the manifest of the training states, or retrain with the list [2, n//2, n-3]",
+    symptom=_OFF_BY_ONE,
+)
+def points_ambiguous(facts: Facts) -> Iterator[Finding]:
+    """No manifest settles the list, and the other reading is as plausible."""
+    if _trained(facts) is not None:
+        return
+    for view in views(facts):
+        if not view.ambiguous or view.read is None or view.refused or view.by_family:
+            continue
+        plus = sorted(i + 1 for i in view.read)
+        tell = warning if facts.chosen and len(view.read) > 1 else info
+        yield tell(
+            "capture points",
+            f"ids {view.read} are ambiguous: {view.engine.label} captures {view.resid_pre}; as written they are "
+            f"{sorted(view.read)}, if block outputs were meant {plus}",
+            actual=view.read,
+            as_written=sorted(view.read),
+            if_outputs=plus,
+        )
+
+
+@check(
+    code="points-range",
+    title="ids out of range, repeated, or fewer states than fc reads",
+    reads=("target|target_config",),
+    also=_ALSO,
+    rule="ids are distinct and reachable: states captured x width = columns of fc",
+    fix="eagle3lab points --blocks N --ids A,B,C --engine E",
+    symptom="a count message at the first forward pass, or a wrong width: with one state left fc is skipped in silence",
+)
+def points_range(facts: Facts) -> Iterator[Finding]:
+    """Ids that no block has, the boundary after the last block, repeats, and a default that collides on a toy."""
+    target = target_of(facts)
+    fc_in = _fc_in(facts)
+    state = draft_of(facts).target_hidden(target)
+    seen = views(facts)
+    found: list[tuple[View, Finding]] = []
+    for view in seen:
+        if view.by_family or view.off:
+            continue
+        finding = _range_fault(view, target.blocks if target and target.blocks else 0, state, fc_in)
+        if finding is not None:
+            found.append((view, finding))
+    yield from _softened(facts, found, len(seen))
+
+
+def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) -> Finding | None:
+    asked, captured = view.asked, view.resid_pre
+    width = len(captured) * state if state else None
+    numbers: dict[str, Any] = {
+        "ids": view.read if view.read is not None else asked,
+        "engine_asks_resid_pre": asked,
+        "engine_captures_resid_pre": captured,
+        "max": blocks,
+        "captured": len(captured),
+        "wanted": len(asked),
+        "distinct": len(set(asked)),
+        "width": width,
+        "captured_width": width,
+        "fc_in": fc_in,
+    }
+    against = f": width {width} against fc {fc_in}" if width and fc_in and width != fc_in else ""
+    lost = f"{len(captured)} of {len(asked)} states are captured{against}"
+    name = view.engine.label
+    repeated = sorted({i for i in asked if asked.count(i) > 1})
+    if repeated and view.read is None:
+        text = f"the default ids {asked} of {blocks} blocks are repeated and unsorted, {len(set(asked))} distinct"
+        return error("capture points", f"{text}; {lost}", actual=asked, **numbers, default=asked)
+    if repeated:
+        twice = sorted({i for i in view.read or [] if (view.read or []).count(i) > 1})
+        text = f"id {', '.join(map(str, twice))} is given twice: {len(set(asked))} distinct of {len(asked)} wanted"
+        return error("capture points", f"{text}; {name}: {lost}", actual=view.read, **numbers)
+    beyond = [i for i in asked if i > blocks or i < 0]
+    if beyond:
+        text = f"id {', '.join(map(str, beyond))} is out of range, at most {blocks} for {blocks} blocks"
+        return error("capture points", f"{text}; {name}: {lost}", actual=view.read, **numbers)
+    unreached = [i for i in asked if i not in captured]
+    if unreached:
+        text = f"id {', '.join(map(str, unreached))} is never reached by {name}'s capture loop, n = {blocks} blocks"
+        return error("capture points", f"{text}; {lost}", actual=view.read, **numbers)
+    if blocks in captured:
+        fits = width == fc_in if width and fc_in else None
+        text = f"id {blocks} of {blocks} blocks is the state after the last block, before the final norm"
+        return warning("capture points", f"{text}; older engines do not capture it", actual=view.read, **numbers,
+                       boundary=blocks, before_final_norm=True, width_ok=fits)  # fmt: skip
+    return None
+
+
+@check(
+    code="points-order",
+    title="ids written out of order",
+    reads=("target|target_config",),
+    also=_ALSO,
+    rule="states are joined in ascending layer order whatever the order of the list",
+    fix="write the list ascending, and train fc with its columns low, mid, high",
+)
+def points_order(facts: Facts) -> Iterator[Finding]:
+    """A permuted list is not a permuted fc."""
+    for view in views(facts):
+        if view.read and view.read != sorted(view.read) and len(set(view.read)) == len(view.read) and not view.off:
+            yield warning(
+                "capture points",
+                f"order in the list has no effect: {view.read} is joined ascending, {view.resid_pre}",
+                actual=view.read,
+                written=view.read,
+                joined=view.resid_pre,
+                engine_reads=view.read,
+            )
+            return
+
+
+def _key_fault(view: View, trained: list[int] | None) -> bool:
+    """Whether this engine falls back to its default because lists stand where it does not look."""
+    return view.read is None and bool(view.ignored) and trained is not None
+
+
+@check(
+    code="points-key",
+    title="layer ids written where the engine does not read them",
+    reads=("draft_config",),
+    also=_ALSO,
+    rule="SGLang reads the list under eagle_config, vLLM at top level first, vLLM's V2 runner at top level only",
+    fix="write the list both under eagle_config and at top level, each in the form its engine needs",
+    symptom="the default [2, n//2, n-3] is captured instead, with no message or one log line",
+)
+def points_key(facts: Facts) -> Iterator[Finding]:
+    """A misspelt key, or a place that this engine ignores; harmless when the default is the same list."""
+    target, draft = target_of(facts), draft_of(facts)
+    seen = {view.engine.name: view for view in views(facts)}
+    for spelt, ids in _misspelt(draft.config):
+        for view in seen.values():
+            if view.read is None:
+                meant = capture(ids, target, view.engine).resid_pre if target else ids
+                yield _ignored(
+                    facts, view, spelt, ids, meant, f"{spelt} is not a known key, nearest {IDS_KEY}", nearest=IDS_KEY
+                )
+        if not seen:
+            yield warning(spelt, f"{spelt} is not a known key, nearest {IDS_KEY}", actual=ids, nearest=IDS_KEY)
+    if draft.speculators:
+        seen.pop("sglang", None)  # it cannot load this format at all: check `config-format`
+    for name, view in seen.items():
+        if view.read is None and view.ignored:
+            key, ids = next(iter(view.ignored.items()))
+            where = " or ".join(PLACES[name])
+            how = {
+                "sglang": "top-level ids are not read by SGLang",
+                "vllm-v2": "the nested key is not read by vLLM's V2 runner",
+            }
+            text = f"{how.get(name, key + ' is not read')}; it reads {where}"
+            yield _ignored(facts, view, key, ids, capture(ids, target, view.engine).resid_pre if target else ids, text)
+
+
+def _ignored(facts: Facts, view: View, key: str, ids: list[int], meant: list[int], text: str, **more: Any) -> Finding:
+    wanted = _trained(facts) or meant
+    same = view.resid_pre in (wanted, ids) if _trained(facts) is None else view.resid_pre == wanted
+    numbers = {"default_used": view.resid_pre, "wanted": wanted, "engine_reads": None, "written": ids}
+    numbers["engine_captures_resid_pre"] = view.resid_pre
+    if same:
+        told = warning if facts.chosen else info
+        text = f"{text}; ids are ignored, but {view.engine.label}'s default {view.resid_pre} is the same list"
+        return told(key, text, actual=ids, **numbers, **more)
+    told = error if facts.chosen else warning
+    text = f"{text}; {view.engine.label} takes its default {view.resid_pre} instead of {wanted}"
+    return told(key, text, actual=ids, **numbers, **more)
+
+
+def _misspelt(config: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """Keys that look like the ids' key and are none, with a list of whole numbers under them."""
+    known = {IDS_KEY, "layer_ids"}
+    for prefix, place in (("", config), ("eagle_config.", mapping(config.get("eagle_config")))):
+        for key, value in place.items():
+            ids = id_list(value)
+            if not ids or key in known:
+                continue
+            plain = str(key).lower().replace("-", "_")
+            alike = difflib.SequenceMatcher(None, plain, IDS_KEY).ratio()
+            if alike > 0.8 or ("layer" in plain and ("aux" in plain or "eagle" in plain or "capture" in plain)):
+                yield prefix + str(key), ids

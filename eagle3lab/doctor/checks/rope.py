@@ -1,0 +1,198 @@
+"""Rotary settings: effective values as each reader sees them, and what a conversion lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import ROPE_THETA_DEFAULT, Rope, draft_of, mapping, real, rope_of, target_of
+
+_OTHER_NAMES = (
+    "rope_base",
+    "rotary_base",
+    "rotary_emb_base",
+    "rope_freq_base",
+    "theta",
+    "rotary_theta",
+    "rope_theta_base",
+)
+"""Names under which other code keeps theta; no engine reads them in a Llama config."""
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
+    return {key: [a.get(key), b.get(key)] for key in {**a, **b} if a.get(key) != b.get(key)}
+
+
+def _shown(rope: Rope) -> dict[str, Any] | None:
+    """Scaling as {rope_type, ...} for a message, None without."""
+    if rope.scaling is None:
+        return None
+    rest = {key: value for key, value in rope.scaling.items() if key not in ("type", "rope_type", "rope_theta")}
+    return {"rope_type": rope.kind, **rest}
+
+
+@check(
+    code="rope-conversion",
+    title="rotary settings lost or changed by a conversion",
+    reads=("source_config", "converted_config"),
+    rule="a conversion keeps theta and scaling as its reader will see them",
+    fix="copy rope_theta and rope_scaling of the source into the converted config.json",
+    symptom="acceptance falls with the length of the context",
+)
+def rope_conversion(facts: Facts) -> Iterator[Finding]:
+    """Compare effective settings, whatever the spelling."""
+    source, converted = facts.mapping("source_config"), facts.mapping("converted_config")
+    source = mapping(source.get("transformer_layer_config")) or mapping(source.get("text_config")) or source
+    converted = mapping(converted.get("transformer_layer_config")) or mapping(converted.get("text_config")) or converted
+    before, after = rope_of(source), rope_of(converted)
+    if before.theta != after.theta:
+        lost = "" if after.theta_found else " (none is written, so the default is taken)"
+        yield error(
+            "rope_theta",
+            f"rope_theta was {before.theta:g} and is {after.theta:g}{lost}",
+            actual=after.theta,
+            before=before.theta,
+            after=after.theta,
+        )
+    a, b = before.settings(), after.settings()
+    changed = {key: pair for key, pair in _differences(a, b).items() if key != "theta"}
+    if changed:
+        if before.scaling is not None and after.scaling is None:
+            text = f"rope_scaling lost: {before.label()} became null"
+        elif before.scaling is None:
+            text = f"rope_scaling added: null became {after.label()}"
+        else:
+            told = ", ".join(f"{key} {old} became {new}" for key, (old, new) in sorted(changed.items()))
+            text = f"rope_scaling changed: {told}"
+        yield error("rope_scaling", text, actual=_shown(after), before=_shown(before), after=_shown(after))
+
+
+@check(
+    code="rope-readers",
+    title="theta or scaling that some readers do not see",
+    reads=("draft_config",),
+    also=("target", "target_config"),
+    rule="rope_theta and rope_scaling at top level are seen by every reader; rope_parameters only by transformers 5",
+    fix="write rope_theta (and rope_scaling) at top level too",
+    symptom="the draft rotates with theta 10000: acceptance falls with the length of the context",
+)
+def rope_readers(facts: Facts) -> Iterator[Finding]:
+    """What an older reader sees against what a new one sees."""
+    draft = draft_of(facts)
+    config = draft.layer
+    new, old = rope_of(config), rope_of(config, old_reader=True)
+    parameters = mapping(config.get("rope_parameters"))
+    top = real(config.get("rope_theta"))
+    inner = real(parameters.get("rope_theta"))
+    if top is not None and inner is not None and top != inner:
+        yield error(
+            "rope_theta",
+            f"rope_theta is {top:g} at top level and {inner:g} under rope_parameters: readers differ",
+            actual=top,
+            fix="write the same theta in both places",
+            top_level=top,
+            rope_parameters=inner,
+        )
+    scaling = mapping(config.get("rope_scaling"))
+    if scaling and parameters.get("rope_type") not in (None,) and "rope_type" in parameters:
+        a = Rope(0.0, scaling, True).settings()
+        b = rope_of({"rope_parameters": {**parameters, "rope_theta": 0.0}}).settings()
+        if a != b:
+            yield error(
+                "rope_scaling",
+                f"rope_scaling ({a['type']}) and rope_parameters ({b['type']}) differ: readers differ",
+                fix="write the same scaling in both places",
+                rope_scaling=dict(scaling),
+                rope_parameters=dict(parameters),
+            )
+    if old.theta != new.theta:
+        yield warning(
+            "rope_theta",
+            f"theta {new.theta:g} is only under rope_parameters: older readers look at top level only and see "
+            f"{old.theta:g}",
+            actual=new.theta,
+            effective_theta=new.theta,
+            they_see=old.theta,
+        )
+    if old.scaling is None and new.scaling is not None:
+        yield warning(
+            "rope_scaling",
+            f"{new.label()} is only under rope_parameters: older readers look at top level only and see no scaling",
+            actual=_shown(new),
+            they_see=None,
+        )
+    other = next((key for key in _OTHER_NAMES if key in config), None)
+    if not new.theta_found and other is not None:
+        yield warning(
+            other,
+            f"{other} {config[other]} is not read: theta falls back to {ROPE_THETA_DEFAULT:g}",
+            actual=config[other],
+            fix=f"rename {other} to rope_theta",
+            they_see=ROPE_THETA_DEFAULT,
+        )
+    elif not new.theta_found and draft.config.get("architectures"):
+        text = f"rope_theta is not written: every reader takes {ROPE_THETA_DEFAULT:g}"
+        yield info("rope_theta", text, effective_theta=ROPE_THETA_DEFAULT)
+
+
+@check(
+    code="rope-target",
+    title="draft and target rotate differently",
+    reads=("draft_config", "target|target_config"),
+    rule="a draft may have its own theta and scaling; it is served with those it was trained with",
+    fix="nothing to do if the draft was trained so",
+)
+def rope_target(facts: Facts) -> Iterator[Finding]:
+    """Told, never judged: public drafters differ from their targets on purpose."""
+    target, draft = target_of(facts), rope_of(draft_of(facts).layer)
+    if target is None or not target.rope_known or not _states_rope(draft_of(facts).layer):
+        return
+    pairs = _differences(draft.settings(), target.rope.settings())
+    if not pairs:
+        return
+    inner = [key for key in pairs if key not in ("theta", "type", "factor")]
+    if set(pairs) == set(inner):
+        told = ", ".join(f"rope_scaling.{key} {pairs[key][0]} against {pairs[key][1]}" for key in sorted(inner))
+        text = f"draft rope differs from the target in {told}"
+    else:
+        text = (
+            f"draft rope differs from target: theta {draft.theta:g} with {draft.label() or 'no scaling'} against "
+            f"{target.rope.theta:g} with {target.rope.label() or 'no scaling'}"
+        )
+    yield info(
+        "rope",
+        text,
+        draft=[draft.theta, draft.label()],
+        target=[target.rope.theta, target.rope.label()],
+        effective_theta=draft.theta,
+        target_theta=target.rope.theta,
+        differences=pairs,
+    )
+
+
+def _states_rope(config: Mapping[str, Any]) -> bool:
+    return any(key in config for key in ("rope_theta", "rope_scaling", "rope_parameters"))
+
+
+@check(
+    code="rope-spellings",
+    title="configs that must rotate alike",
+    reads=("configs",),
+    rule="`type` and `rope_type` name the same thing; only effective values count",
+    fix="write the same theta and scaling in all of them",
+)
+def rope_spellings(facts: Facts) -> Iterator[Finding]:
+    """Effective settings of several configs, compared."""
+    ropes = [rope_of(mapping(config)) for config in facts["configs"] or []]
+    if len(ropes) < 2:
+        return
+    effective = [{"theta": rope.theta, "type": rope.kind, "factor": rope.factor} for rope in ropes]
+    equal = all(rope.settings() == ropes[0].settings() for rope in ropes)
+    told = "; ".join(f"theta {rope.theta:g}, {rope.label() or 'no scaling'}" for rope in ropes)
+    if equal:
+        yield info("rope", f"all configs rotate alike: {told}", effective=effective, equal=True)
+    else:
+        yield warning("rope", f"configs rotate differently: {told}", effective=effective, equal=False)
