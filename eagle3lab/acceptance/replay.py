@@ -43,7 +43,9 @@ def draft_tokens(drafter: Eagle3Drafter, batch: Packed, steps: int) -> Tensor:
     return kept[torch.stack(best)] if best else torch.zeros(steps, 0, dtype=torch.int64)
 
 
-def walk_samples(drafter: Eagle3Drafter, samples: Iterable[Sample], steps: int, *, batch_tokens: int = 4096) -> list[Walk]:
+def walk_samples(
+    drafter: Eagle3Drafter, samples: Iterable[Sample], steps: int, *, batch_tokens: int = 4096
+) -> list[Walk]:
     """Replay every sample. The first chain of a reply starts at the last prompt slot: its x_{t+1} comes from prefill."""
     walks: list[Walk] = []
     group: list[Sample] = []
@@ -60,8 +62,11 @@ def _walk_group(drafter: Eagle3Drafter, samples: list[Sample], steps: int) -> li
     for sample in samples:
         offsets.append(offsets[-1] + len(sample.input_ids))
     batch = pack(
-        torch.cat([s.input_ids for s in samples]), torch.cat([s.aux for s in samples]), torch.cat([s.last for s in samples]),
-        offsets, torch.cat([s.loss_mask for s in samples]),
+        torch.cat([s.input_ids for s in samples]),
+        torch.cat([s.aux for s in samples]),
+        torch.cat([s.last for s in samples]),
+        offsets,
+        torch.cat([s.loss_mask for s in samples]),
     )
     drafted = draft_tokens(drafter, batch, steps)
     walks = []

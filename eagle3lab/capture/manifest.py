@@ -89,7 +89,9 @@ def read_manifest(folder: Path) -> StatesManifest:
     try:
         return StatesManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise StoreError(f"no {MANIFEST} in {folder}", rule="a folder of states has one", fix="eagle3lab capture") from error
+        raise StoreError(
+            f"no {MANIFEST} in {folder}", rule="a folder of states has one", fix="eagle3lab capture"
+        ) from error
     except (ValidationError, UnicodeDecodeError) as error:
         reason = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
         where = ".".join(str(part) for part in reason["loc"])

@@ -100,7 +100,11 @@ class StoreWriter:
 
     def _drop_damaged(self) -> None:
         """Forget shards that are missing or no longer match their hash; they are captured again."""
-        good = [s for s in self.manifest.shards if (self.folder / s.name).is_file() and sha256_file(self.folder / s.name) == s.sha256]
+        good = [
+            s
+            for s in self.manifest.shards
+            if (self.folder / s.name).is_file() and sha256_file(self.folder / s.name) == s.sha256
+        ]
         if len(good) != len(self.manifest.shards):
             self.manifest.shards = good
             self.manifest.write(self.folder)
@@ -119,12 +123,18 @@ def check_sample(sample: Sample, manifest: StatesManifest) -> None:
     for name, shape in expected.items():
         actual = tuple(getattr(sample, name).shape)
         if actual != shape:
-            hint = f"{len(manifest.points)} points x {manifest.hidden_size} = {manifest.width}" if name == "aux" else "rows == tokens"
+            hint = (
+                f"{len(manifest.points)} points x {manifest.hidden_size} = {manifest.width}"
+                if name == "aux"
+                else "rows == tokens"
+            )
             raise StoreError(f"sample {sample.sample_id}: {name} is {list(actual)}, needed {list(shape)}", rule=hint)
     for name in ("aux", "last"):
         bad = (~torch.isfinite(getattr(sample, name))).any(-1).nonzero()
         if len(bad):
-            raise StoreError(f"sample {sample.sample_id}: {name} is not finite at token {int(bad[0])}", rule="states are finite")
+            raise StoreError(
+                f"sample {sample.sample_id}: {name} is not finite at token {int(bad[0])}", rule="states are finite"
+            )
 
 
 class Store:
@@ -141,7 +151,8 @@ class Store:
         if len(self.manifest.shards) != self.manifest.planned_shards:
             raise StoreError(
                 f"{folder} has {len(self.manifest.shards)} of {self.manifest.planned_shards} shards",
-                rule="a capture is used when it is complete", fix="eagle3lab capture again: it resumes",
+                rule="a capture is used when it is complete",
+                fix="eagle3lab capture again: it resumes",
             )
         if points is not None and (difference := compare(self.manifest.points, points)):
             raise StoreError(f"{folder}: {difference}", rule="states and drafter must have the same points")
@@ -151,7 +162,9 @@ class Store:
         for shard in self.manifest.shards:
             path = folder / shard.name
             if verify and sha256_file(path) != shard.sha256:
-                raise StoreError(f"{path} has another sha256 than its manifest", fix="eagle3lab capture again: only it is redone")
+                raise StoreError(
+                    f"{path} has another sha256 than its manifest", fix="eagle3lab capture again: only it is redone"
+                )
             offsets = self._tensor(shard.name, "offsets")[:]
             self._index += [(shard.name, int(a), int(b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
             self.sample_ids += self._tensor(shard.name, "sample_id")[:].tolist()
@@ -171,10 +184,12 @@ class Store:
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
-    def _tensor(self, name: str, key: str):  # noqa: ANN202 - a safetensors slice
+    def _tensor(self, name: str, key: str):
         if name not in self._files:
             try:
                 self._files[name] = safe_open(self.folder / name, framework="pt")
             except (OSError, SafetensorError) as error:
-                raise StoreError(f"{self.folder / name} cannot be read ({error})", fix="eagle3lab capture again: only it is redone") from error
+                raise StoreError(
+                    f"{self.folder / name} cannot be read ({error})", fix="eagle3lab capture again: only it is redone"
+                ) from error
         return self._files[name].get_slice(key)

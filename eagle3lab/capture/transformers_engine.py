@@ -27,8 +27,14 @@ def plan_shards(lengths: Sequence[int], tokens_per_shard: int) -> list[list[int]
 
 
 def capture(
-    target: Target, samples: Sequence[Rendered], folder: Path, manifest: StatesManifest, shards: list[list[int]], *,
-    batch_tokens: int = 4096, progress: Callable[[int], None] | None = None,
+    target: Target,
+    samples: Sequence[Rendered],
+    folder: Path,
+    manifest: StatesManifest,
+    shards: list[list[int]],
+    *,
+    batch_tokens: int = 4096,
+    progress: Callable[[int], None] | None = None,
 ) -> StatesManifest:
     """Capture every sample; finished shards of an earlier, interrupted capture are kept.
 
@@ -65,7 +71,9 @@ def _batches(members: list[int], samples: Sequence[Rendered], batch_tokens: int)
     return batches
 
 
-def _forward(target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest) -> dict[int, Sample]:
+def _forward(
+    target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest
+) -> dict[int, Sample]:
     lengths = [len(samples[member].input_ids) for member in batch]
     ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
     for row, member in enumerate(batch):
@@ -75,6 +83,10 @@ def _forward(target: Target, samples: Sequence[Rendered], batch: list[int], mani
     for row, (member, length) in enumerate(zip(batch, lengths, strict=True)):
         aux = torch.cat([state[row, :length] for state in states], -1)
         result[member] = Sample(
-            member, ids[row, :length].clone(), torch.tensor(samples[member].loss_mask), aux.cpu(), last[row, :length].cpu().clone()
+            member,
+            ids[row, :length].clone(),
+            torch.tensor(samples[member].loss_mask),
+            aux.cpu(),
+            last[row, :length].cpu().clone(),
         )
     return result

@@ -21,7 +21,11 @@ class Rendered:
 
 def render_prompt(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """Token ids of `messages` plus the header after which the assistant speaks."""
-    return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"])
+    return list(
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+    )
 
 
 def attach_reply(prompt_ids: Sequence[int], reply_ids: Sequence[int], *, sample: str) -> Rendered:

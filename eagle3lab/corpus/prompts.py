@@ -76,8 +76,15 @@ def own_header(target: Target, user_header: str, system_prompt: str | None) -> l
 
 
 def write_own_prompts(
-    target: Target, count: int, *, user_header: str, system_prompt: str | None, seed: int, batch: int = 128,
-    max_tokens: int = 64, progress: Callable[[int], None] | None = None,
+    target: Target,
+    count: int,
+    *,
+    user_header: str,
+    system_prompt: str | None,
+    seed: int,
+    batch: int = 128,
+    max_tokens: int = 64,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Prompt]:
     """Let the target write user messages: sampled from the bare user header at temperature 1.
 

@@ -40,7 +40,13 @@ class Reply:
 
 
 def write_replies(
-    target: Target, prompts: Sequence[Prompt], *, max_new_tokens: int, temperature: float, seed: int, batch: int = 64,
+    target: Target,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    batch: int = 64,
     progress: Callable[[int], None] | None = None,
 ) -> list[Reply]:
     """Let the target answer every prompt, greedy (`temperature` 0) or sampled. Empty replies are dropped."""
@@ -48,7 +54,13 @@ def write_replies(
 
     rendered = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
     made = generate(
-        target, rendered, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, batch=batch, progress=progress
+        target,
+        rendered,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        batch=batch,
+        progress=progress,
     )
     stops = set(target.eos_ids)
     return [
@@ -68,13 +80,21 @@ def save_replies(folder: Path, replies: Sequence[Reply], tokenizer: Any, facts: 
         write_bytes(path, gzip.compress(text.encode(), mtime=0))
         files[path.name] = {"sha256": sha256_file(path), "replies": len(rows)}
     tokens = sum(len(reply.tokens) for reply in replies)
-    write_json(folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": tokens, "files": files})
+    write_json(
+        folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": tokens, "files": files}
+    )
 
 
 def _to_row(reply: Reply, tokenizer: Any) -> dict[str, Any]:
     body = reply.tokens[:-1] if reply.ended else reply.tokens
     text = tokenizer.decode(body)
-    row: dict[str, Any] = {"id": reply.id, "kind": reply.kind, "prompt": reply.prompt, "reply": text, "ended": reply.ended}
+    row: dict[str, Any] = {
+        "id": reply.id,
+        "kind": reply.kind,
+        "prompt": reply.prompt,
+        "reply": text,
+        "ended": reply.ended,
+    }
     if list(tokenizer(text, add_special_tokens=False)["input_ids"]) != body:
         row["reply_ids"] = body
     return row
@@ -101,5 +121,7 @@ def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: in
         for row in read_jsonl(path):
             ids = row.get("reply_ids")
             body = list(tokenizer(row["reply"], add_special_tokens=False)["input_ids"]) if ids is None else ids
-            replies.append(Reply(row["id"], row["kind"], row["prompt"], [*body, eos_id] if row["ended"] else body, row["ended"]))
+            replies.append(
+                Reply(row["id"], row["kind"], row["prompt"], [*body, eos_id] if row["ended"] else body, row["ended"])
+            )
     return replies

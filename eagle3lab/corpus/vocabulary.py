@@ -42,12 +42,16 @@ def choose_vocabulary(replies: Iterable[Iterable[int]], vocab_size: int, draft_v
     A corpus with fewer distinct tokens is padded with the lowest unused ids, and says how many.
     """
     if not 0 < draft_vocab_size <= vocab_size:
-        raise CorpusError(f"draft vocabulary {draft_vocab_size} of a target with {vocab_size} tokens", rule="0 < Vd <= V")
+        raise CorpusError(
+            f"draft vocabulary {draft_vocab_size} of a target with {vocab_size} tokens", rule="0 < Vd <= V"
+        )
     counts = np.zeros(vocab_size, dtype=np.int64)
     for reply in replies:
         ids = np.fromiter(reply, dtype=np.int64)
         if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
-            raise CorpusError(f"token id {int(ids.max())} in a corpus for a target with {vocab_size} tokens", rule="0 <= id < V")
+            raise CorpusError(
+                f"token id {int(ids.max())} in a corpus for a target with {vocab_size} tokens", rule="0 <= id < V"
+            )
         np.add.at(counts, ids, 1)
     total = int(counts.sum())
     if total == 0:

@@ -25,7 +25,9 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     if q.is_cuda:
         q, k, v = (x.contiguous() for x in (q, *_grouped(k, v, q.shape[1])))
-        output, lse = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)[:2]
+        output, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, None, True, 0.0, causal, scale=scale
+        )[:2]
         lse = lse[:, :, : query.shape[0]]  # the kernel pads its log-sum-exp to a multiple of 32 rows
     else:
         output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
@@ -51,7 +53,7 @@ def _flash_backward(
     return tuple(x[0].transpose(0, 1) for x in grads)  # type: ignore[return-value]
 
 
-def _flash_backward_cuda(g, q, k, v, o, lse, causal, scale):  # noqa: ANN001, ANN202
+def _flash_backward_cuda(g, q, k, v, o, lse, causal, scale):
     heads, kv_heads = q.shape[1], k.shape[1]
     wide_k, wide_v = _grouped(k, v, heads)
     padded = -(-q.shape[2] // 32) * 32
@@ -59,18 +61,35 @@ def _flash_backward_cuda(g, q, k, v, o, lse, causal, scale):  # noqa: ANN001, AN
     full[:, :, : q.shape[2]] = lse
     zero = torch.zeros((), dtype=torch.int64, device=q.device)
     grad_q, grad_k, grad_v, _ = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-        g.contiguous(), q.contiguous(), wide_k.contiguous(), wide_v.contiguous(), None, o.contiguous(), full,
-        zero, zero, 0.0, [True, True, True, False], causal, scale=scale,
+        g.contiguous(),
+        q.contiguous(),
+        wide_k.contiguous(),
+        wide_v.contiguous(),
+        None,
+        o.contiguous(),
+        full,
+        zero,
+        zero,
+        0.0,
+        [True, True, True, False],
+        causal,
+        scale=scale,
     )
     fold = (1, kv_heads, heads // kv_heads, -1, k.shape[-1])
-    return grad_q[0].transpose(0, 1), grad_k.view(fold).sum(2)[0].transpose(0, 1), grad_v.view(fold).sum(2)[0].transpose(0, 1)
+    return (
+        grad_q[0].transpose(0, 1),
+        grad_k.view(fold).sum(2)[0].transpose(0, 1),
+        grad_v.view(fold).sum(2)[0].transpose(0, 1),
+    )
 
 
 class _TTTAttention(torch.autograd.Function):
     """See the module docstring. Tensors are flat over samples: query [M, heads, d], key/value [N, kv_heads, d]."""
 
     @staticmethod
-    def forward(ctx: Any, scale: float, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, *later: Tensor) -> Tensor:  # noqa: E501
+    def forward(
+        ctx: Any, scale: float, segments: Sequence[Segment], query: Tensor, key: Tensor, value: Tensor, *later: Tensor
+    ) -> Tensor:
         group = query.shape[1] // key.shape[1]
         output = torch.empty_like(query)
         lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
@@ -109,7 +128,9 @@ class _TTTAttention(torch.autograd.Function):
             if s.active == s.stop:
                 continue
             rows = slice(s.row, s.row + s.stop - s.active)
-            parts = [(slice(s.active, s.stop), True)] + ([(slice(s.start, s.active), False)] if s.active > s.start else [])
+            parts = [(slice(s.active, s.stop), True)] + (
+                [(slice(s.start, s.active), False)] if s.active > s.start else []
+            )
             for keys, causal in parts:
                 dq, dk, dv = _flash_backward(
                     grad[rows], query[rows], key[keys], value[keys], output[rows], lse[rows], causal, scale
@@ -143,7 +164,12 @@ def _narrow(tensor: Tensor, group: int) -> Tensor:
 
 
 def ttt_attention(
-    query: Tensor, key: Tensor, value: Tensor, later: Sequence[tuple[Tensor, Tensor]], segments: Sequence[Segment], scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    later: Sequence[tuple[Tensor, Tensor]],
+    segments: Sequence[Segment],
+    scale: float,
 ) -> Tensor:
     """Attention of one TTT step over packed samples.
 
@@ -162,7 +188,12 @@ def ttt_attention(
 
 
 def reference_attention(
-    query: Tensor, key: Tensor, value: Tensor, later: Sequence[tuple[Tensor, Tensor]], segments: Sequence[Segment], scale: float
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    later: Sequence[tuple[Tensor, Tensor]],
+    segments: Sequence[Segment],
+    scale: float,
 ) -> Tensor:
     """The same, written as it is defined: one score matrix a sample. Arguments as `ttt_attention`."""
     group = query.shape[1] // key.shape[1]

@@ -42,8 +42,14 @@ def init_fc(weight: Tensor, family: FcInit, seed: int) -> None:
 
 
 def build_drafter(
-    config: DraftConfig, target: Target, kept: Tensor, *, seed: int, fc: FcInit = "kaiming-uniform",
-    block: BlockInit = "target-last-block", head: HeadInit = "target-rows",
+    config: DraftConfig,
+    target: Target,
+    kept: Tensor,
+    *,
+    seed: int,
+    fc: FcInit = "kaiming-uniform",
+    block: BlockInit = "target-last-block",
+    head: HeadInit = "target-rows",
 ) -> tuple[Eagle3Drafter, dict[str, Any]]:
     """Make a drafter for a target, and the record of how it started.
 
@@ -62,7 +68,9 @@ def build_drafter(
             drafter.norm.weight.copy_(target.final_norm.weight.float())
     recipe = {
         "fc": {"family": fc, "seed": seed, "sha256": tensor_sha256(drafter.fc.weight)},
-        "block": block, "head": head, "seed": seed,
+        "block": block,
+        "head": head,
+        "seed": seed,
     }
     return drafter, recipe
 

@@ -35,7 +35,9 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(x.dtype)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(
+            x.dtype
+        )
 
 
 class Attention(nn.Module):
@@ -44,7 +46,9 @@ class Attention(nn.Module):
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = (
-            config.num_attention_heads, config.num_key_value_heads, config.head_dim,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.head_dim,
         )
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         self.q_proj = nn.Linear(2 * config.hidden_size, wide, bias=False)
@@ -144,7 +148,9 @@ class Eagle3Drafter(nn.Module):
     def fuse(self, aux: Tensor) -> Tensor:
         """fc with the norms before it: [N, P*Ht] -> g [N, H]."""
         if self.config.fc_norm:
-            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, aux.chunk(len(self.fc_norm), -1), strict=True)], -1)
+            aux = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, aux.chunk(len(self.fc_norm), -1), strict=True)], -1
+            )
         if self.config.norm_before_fc:
             aux = self.input_norm(aux)
         return self.fc(aux)

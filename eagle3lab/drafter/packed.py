@@ -64,7 +64,12 @@ class Packed:
 
 
 def pack(
-    input_ids: Tensor, aux: Tensor, last: Tensor, offsets: list[int], mask: Tensor, first_active: list[int] | None = None
+    input_ids: Tensor,
+    aux: Tensor,
+    last: Tensor,
+    offsets: list[int],
+    mask: Tensor,
+    first_active: list[int] | None = None,
 ) -> Packed:
     """Make a `Packed` from flat tensors.
 

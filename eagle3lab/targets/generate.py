@@ -21,8 +21,15 @@ class Generated:
 
 
 def generate(
-    target: Target, prompts: Sequence[list[int]], *, max_new_tokens: int, temperature: float = 0.0, seed: int = 0,
-    batch: int = 32, stop_ids: Sequence[int] | None = None, progress: Callable[[int], None] | None = None,
+    target: Target,
+    prompts: Sequence[list[int]],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    seed: int = 0,
+    batch: int = 32,
+    stop_ids: Sequence[int] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> list[Generated]:
     """Continue every prompt; results come in the order of `prompts`.
 
@@ -88,7 +95,7 @@ def generate(
     return [Generated(tokens, done) for tokens, done in zip(replies, ended, strict=True)]
 
 
-def _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take) -> None:  # noqa: ANN001
+def _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take) -> None:
     """Prefill waiting prompts into free rows (right-padded: the padding's slots are overwritten before they are seen)."""
     rows = free[: len(waiting)]
     for row in rows:

@@ -60,8 +60,13 @@ class Target:
 
     @torch.inference_mode()
     def states(
-        self, input_ids: Tensor, positions: Tensor | None = None, cache: SlotCache | None = None,
-        mask: Tensor | None = None, points: list[int] | None = None, pre_norm: bool = False,
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        cache: SlotCache | None = None,
+        mask: Tensor | None = None,
+        points: list[int] | None = None,
+        pre_norm: bool = False,
     ) -> tuple[Tensor, list[Tensor]]:
         """One forward without logits.
 
@@ -104,8 +109,14 @@ class Target:
         """Head of the target on post-norm states [..., H]: float32 logits [..., V]."""
         return self.head(last).float()
 
-    def prefill(self, cache: SlotCache, input_ids: Tensor, start: Tensor, rows: Tensor | None = None,
-                points: list[int] | None = None) -> tuple[Tensor, list[Tensor]]:
+    def prefill(
+        self,
+        cache: SlotCache,
+        input_ids: Tensor,
+        start: Tensor,
+        rows: Tensor | None = None,
+        points: list[int] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
         """Run new tokens of some rows through the cache, causally.
 
         Args:
@@ -125,7 +136,9 @@ def _keeper(seen: dict[int, Tensor], point: int) -> Any:
     return keep
 
 
-def load_target(folder: Path, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False) -> Target:
+def load_target(
+    folder: Path, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+) -> Target:
     """Load a target from a local folder; the network is never asked.
 
     Raises:
@@ -136,7 +149,10 @@ def load_target(folder: Path, *, dtype: str = "float32", device: str = "cpu", tr
     transformers.AttentionInterface.register(ATTENTION, grouped_attention)
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), dtype=getattr(torch, dtype), local_files_only=True, attn_implementation=ATTENTION,
+            str(folder),
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            attn_implementation=ATTENTION,
             trust_remote_code=trust_remote_code,
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(

@@ -55,6 +55,11 @@ def load_batch(store: Store, members: Sequence[int], convention: Convention, ste
     for sample in samples:
         offsets.append(offsets[-1] + len(sample.input_ids))
     return pack_for(
-        convention, steps, torch.cat([s.input_ids for s in samples]), torch.cat([s.aux for s in samples]),
-        torch.cat([s.last for s in samples]), offsets, torch.cat([s.loss_mask for s in samples]),
+        convention,
+        steps,
+        torch.cat([s.input_ids for s in samples]),
+        torch.cat([s.aux for s in samples]),
+        torch.cat([s.last for s in samples]),
+        offsets,
+        torch.cat([s.loss_mask for s in samples]),
     )

@@ -67,7 +67,12 @@ def pack_for(
 
 
 def supervise(
-    convention: Convention, batch: Packed, steps: int, choice: Tensor, *, decay: float | None = None,
+    convention: Convention,
+    batch: Packed,
+    steps: int,
+    choice: Tensor,
+    *,
+    decay: float | None = None,
     padded_slots: int | None = None,
 ) -> Supervision:
     """Turn a convention into (step, row, teacher, weight) pairs.
@@ -107,7 +112,9 @@ def supervise(
     return _gather(batch, masks, scale, choice, base, drop_unknown=convention != "speculators")
 
 
-def _gather(batch: Packed, masks: Tensor, scale: Tensor, choice: Tensor, base: float, *, drop_unknown: bool) -> Supervision:
+def _gather(
+    batch: Packed, masks: Tensor, scale: Tensor, choice: Tensor, base: float, *, drop_unknown: bool
+) -> Supervision:
     """Reindex slot masks [K, N] by teacher position."""
     steps = masks.shape[0]
     row_of = torch.zeros(batch.tokens, dtype=torch.int64)

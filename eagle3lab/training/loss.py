@@ -53,7 +53,16 @@ class StepSums:
 
 class _FusedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, head: Tensor, teacher_head: Tensor, last: Tensor, supervision: Supervision, kind: LossKind, sums: StepSums, *hidden: Tensor) -> Tensor:  # noqa: E501
+    def forward(
+        ctx: Any,
+        head: Tensor,
+        teacher_head: Tensor,
+        last: Tensor,
+        supervision: Supervision,
+        kind: LossKind,
+        sums: StepSums,
+        *hidden: Tensor,
+    ) -> Tensor:
         steps = len(hidden)
         compute = hidden[0].dtype
         weight, teacher_weight = head.to(compute), teacher_head.to(compute)
@@ -116,8 +125,14 @@ def _pointwise(
 
 
 def ttt_loss(
-    hidden: list[Tensor], head: Tensor, teacher_head: Tensor, last: Tensor, supervision: Supervision, *,
-    kind: LossKind = "ce", expected: bool = False,
+    hidden: list[Tensor],
+    head: Tensor,
+    teacher_head: Tensor,
+    last: Tensor,
+    supervision: Supervision,
+    *,
+    kind: LossKind = "ce",
+    expected: bool = False,
 ) -> tuple[Tensor, StepSums]:
     """Weighted loss over all steps, differentiable in `hidden` and `head`.
 
@@ -137,7 +152,12 @@ def ttt_loss(
 
 
 def reference_loss(
-    hidden: list[Tensor], head: Tensor, teacher_head: Tensor, last: Tensor, supervision: Supervision, *,
+    hidden: list[Tensor],
+    head: Tensor,
+    teacher_head: Tensor,
+    last: Tensor,
+    supervision: Supervision,
+    *,
     kind: LossKind = "ce",
 ) -> Tensor:
     """The same loss with full logits and autograd. Arguments as `ttt_loss`."""

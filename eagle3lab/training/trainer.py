@@ -87,8 +87,14 @@ class Trainer:
     """
 
     def __init__(
-        self, drafter: Eagle3Drafter, target: Target, store: Store, train: list[int], held_out: list[int],
-        settings: TrainSettings, folder: Path,
+        self,
+        drafter: Eagle3Drafter,
+        target: Target,
+        store: Store,
+        train: list[int],
+        held_out: list[int],
+        settings: TrainSettings,
+        folder: Path,
     ) -> None:
         if not train:
             raise TrainingError("0 training samples", rule="capture at least one conversation with a reply")
@@ -102,7 +108,10 @@ class Trainer:
         drafter.lm_head.weight.requires_grad_(settings.train_lm_head)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, betas=(0.9, settings.beta2), weight_decay=settings.weight_decay,
+            self.parameters,
+            lr=settings.learning_rate,
+            betas=(0.9, settings.beta2),
+            weight_decay=settings.weight_decay,
             fused=True,
         )
         self.result = TrainResult()
@@ -129,7 +138,9 @@ class Trainer:
         best = torch.cat([(piece.to(self.compute) @ self.full_head.T).argmax(-1) for piece in batch.last.split(256)])
         return self.lookup[best]
 
-    def run(self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None) -> TrainResult:
+    def run(
+        self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None
+    ) -> TrainResult:
         """Train to the last step, or stop cleanly (`truncated`) when `max_seconds` have passed."""
         s, started = self.settings, time.monotonic()
         snapshots = {round(share * s.steps) for share in SNAPSHOT_SHARES}
@@ -174,7 +185,9 @@ class Trainer:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=s.precision == "bf16"):
             hidden = self.drafter(batch, s.ttt_steps)
         hidden = [h.to(self.compute) for h in hidden]
-        loss, sums = ttt_loss(hidden, self.drafter.lm_head.weight, self.teacher_head, batch.last, supervision, kind=s.loss)
+        loss, sums = ttt_loss(
+            hidden, self.drafter.lm_head.weight, self.teacher_head, batch.last, supervision, kind=s.loss
+        )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
@@ -182,7 +195,8 @@ class Trainer:
         if not math.isfinite(value) or not math.isfinite(norm):
             raise TrainingError(
                 f"loss {value}, gradient norm {norm} at step {step + 1}",
-                rule="both must be finite", fix="lower learning_rate, or look for non-finite states: eagle3lab doctor --states DIR",
+                rule="both must be finite",
+                fix="lower learning_rate, or look for non-finite states: eagle3lab doctor --states DIR",
             )
         self.optimizer.step()
         return value, sums, norm
@@ -192,9 +206,14 @@ class Trainer:
         loss = sum(item.loss for _, item, _ in sums) / len(sums)
         hits, counted = sum(item.hits for _, item, _ in sums), sum(item.counted for _, item, _ in sums)
         return {
-            "step": step, "loss": float(loss.sum()), "loss_by_step": loss.tolist(),
-            "accuracy_by_step": (hits / counted).tolist(), "hits": hits.tolist(), "counted": counted.tolist(),
-            "learning_rate": self.learning_rate(step - 1), "gradient_norm": sum(n for _, _, n in sums) / len(sums),
+            "step": step,
+            "loss": float(loss.sum()),
+            "loss_by_step": loss.tolist(),
+            "accuracy_by_step": (hits / counted).tolist(),
+            "hits": hits.tolist(),
+            "counted": counted.tolist(),
+            "learning_rate": self.learning_rate(step - 1),
+            "gradient_norm": sum(n for _, _, n in sums) / len(sums),
             "tokens_per_second": speed,
         }
 
@@ -205,11 +224,16 @@ class Trainer:
         walks = walk_samples(self.drafter, (self.store[i] for i in self.held_out), self.settings.ttt_steps)
         chains, accepted = sum(len(w.starts) for w in walks), sum(sum(w.accepted) for w in walks)
         positions = torch.cat([w.prefix for w in walks]) if walks else torch.zeros(0)
-        self.result.held_out.append({
-            "step": step, "chains": chains, "accepted": accepted, "simulated_accept_length": 1 + accepted / max(chains, 1),
-            "all_positions_accept_length": 1 + float(positions.float().mean()) if len(positions) else None,
-            "greedy_text": self.store.manifest.greedy,
-        })
+        self.result.held_out.append(
+            {
+                "step": step,
+                "chains": chains,
+                "accepted": accepted,
+                "simulated_accept_length": 1 + accepted / max(chains, 1),
+                "all_positions_accept_length": 1 + float(positions.float().mean()) if len(positions) else None,
+                "greedy_text": self.store.manifest.greedy,
+            }
+        )
 
     def snapshot(self, step: int) -> None:
         """Write `fc_snapshots/step-NNNNNN.safetensors` with the tensor `fc.weight` in bf16."""
@@ -222,7 +246,9 @@ class Trainer:
     def save(self) -> None:
         """Write the resume checkpoint (whole or absent). Read back with `weights_only=True`: nothing is unpickled."""
         state = {
-            "model": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict(), "settings": asdict(self.settings),
+            "model": self.drafter.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "settings": asdict(self.settings),
             "result": json.dumps(asdict(self.result)),
         }
         atomic_write(self.folder / "resume.pt", lambda temporary: torch.save(state, temporary))
@@ -236,12 +262,11 @@ class Trainer:
         if state["settings"] != asdict(self.settings):
             changed = [name for name, value in asdict(self.settings).items() if state["settings"].get(name) != value]
             raise TrainingError(
-                f"{path} was written with other settings: {', '.join(changed)}", rule="a resume keeps its settings",
+                f"{path} was written with other settings: {', '.join(changed)}",
+                rule="a resume keeps its settings",
                 fix=f"delete {path} to start again",
             )
         self.drafter.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.result = TrainResult(**json.loads(state["result"]))
         return True
-
-
