@@ -1,4 +1,4 @@
-"""Presets: how much work a run does. A preset fixes steps and tokens, never seconds, so it means the same everywhere."""
+"""Presets: how much work a run does. A preset fixes steps and tokens, never seconds: it means the same everywhere."""
 
 from __future__ import annotations
 

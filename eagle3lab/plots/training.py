@@ -1,0 +1,64 @@
+"""Training curves: loss and accuracy of every step of the training-time test, and the held-out accept length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.plots.publish import Plot
+from eagle3lab.plots.style import line_style, new_figure, styled
+
+
+def training_curves(history: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()) -> Plot:
+    """Loss (left) and accuracy (right) over optimiser steps, one line a TTT step; held-out accept length on the right.
+
+    Args:
+        history: rows with `step`, `loss_by_step` [K] and `accuracy_by_step` [K]; out-of-vocabulary targets count as
+            misses in the accuracy.
+        held_out: rows with `step` and `simulated_accept_length` (bonus token in), or none.
+    """
+    if not history:
+        raise UsageError("a training of 0 logged steps", rule="the history has a row")
+    steps = [row["step"] for row in history]
+    depth = len(history[0]["accuracy_by_step"])
+    panels = 3 if held_out else 2
+    with styled():
+        figure, axes = new_figure(panels, width=3.6 * panels, height=3.4)
+        for k in range(depth):
+            style = line_style(k) | {"markevery": max(1, len(steps) // 12)}
+            label = f"TTT step {k + 1}"
+            axes[0].plot(steps, [row["loss_by_step"][k] for row in history], label=label, **style)
+            axes[1].plot(steps, [row["accuracy_by_step"][k] for row in history], label=label, **style)
+        axes[0].set(title="Loss on training batches", xlabel="optimiser step", ylabel="loss (nats)")
+        axes[1].set(title="Accuracy on training batches", xlabel="optimiser step", ylabel="share of tokens right")
+        axes[1].set_ylim(0, max(0.05, *axes[1].get_ylim()))
+        axes[0].legend()
+        if held_out:
+            style = line_style(depth)
+            lengths = [row["simulated_accept_length"] for row in held_out]
+            axes[2].plot([row["step"] for row in held_out], lengths, **style)
+            axes[2].axhline(1.0, color="#4D4D4D", linewidth=0.8)
+            axes[2].set(title="Held-out replay", xlabel="optimiser step", ylabel="accept length (bonus in)")
+            axes[2].set_ylim(bottom=0.95)
+    rows = [
+        {
+            "step": row["step"],
+            **{f"loss_{k + 1}": row["loss_by_step"][k] for k in range(depth)},
+            **{f"accuracy_{k + 1}": row["accuracy_by_step"][k] for k in range(depth)},
+        }
+        for row in history
+    ]
+    first, last = history[0], history[-1]
+    alt = (
+        f"Training curves over {last['step']} steps. Accuracy of the first drafted token went from "
+        f"{first['accuracy_by_step'][0]:.1%} to {last['accuracy_by_step'][0]:.1%}, of token {depth} from "
+        f"{first['accuracy_by_step'][-1]:.1%} to {last['accuracy_by_step'][-1]:.1%}."
+    )
+    if held_out:
+        start, end = held_out[0], held_out[-1]
+        alt += (
+            f" Replayed on held-out text the accept length went from {start['simulated_accept_length']:.2f} to "
+            f"{end['simulated_accept_length']:.2f}."
+        )
+    return Plot(figure, rows, "Training curves", alt)
