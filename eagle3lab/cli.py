@@ -166,6 +166,45 @@ def plan(
     finish(outcome, json_output)
 
 
+@app.command()
+def serve(
+    profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "kimi-k2.5",
+    model_path: Annotated[str | None, typer.Option(help="Model folder; default is the profile's hub id.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Drafter folder; without it the target is served alone.")] = None,
+    algorithm: Annotated[str, typer.Option(help="Speculative algorithm, used with --draft.")] = "EAGLE3",
+    steps: Annotated[int | None, typer.Option(help="Drafted tokens a step.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="GPUs = tensor-parallel size.")] = None,
+    gpu_memory: Annotated[str | None, typer.Option(help="Memory of one GPU; sets fraction and context.")] = None,
+    context: Annotated[int | None, typer.Option(help="Tokens that one request may have.")] = None,
+    port: Annotated[int, typer.Option(help="Loopback port.")] = 30000,
+    python: Annotated[str, typer.Option(help="Interpreter of the engine's environment.")] = "python3",
+    log: Annotated[Path | None, typer.Option(help="File for the server's output.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launch line and start nothing.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Start, check, generate one token, stop.")] = False,
+    json_output: JsonFlag = False,
+    extra: Annotated[list[str] | None, typer.Argument(help="More SGLang options, after --.")] = None,
+) -> None:
+    """Start the target's server on this machine, check that it runs what was asked, stop it with Ctrl-C."""
+    from eagle3lab.steps import serve as step
+
+    launch = step.prepare(
+        profile=profile,
+        model_path=model_path,
+        draft=draft,
+        algorithm=algorithm,
+        steps=steps,
+        gpus=gpus,
+        gpu_memory=gpu_memory,
+        context=context,
+        port=port,
+        python=python,
+        extra=extra or (),
+    )
+    if dry_run:
+        finish(launch, json_output)
+    raise typer.Exit(step.serve(launch, probe=probe, log=log))
+
+
 # Typer wraps click, or carries its own copy in later releases; the base of its usage errors is found by name in both.
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

@@ -2,8 +2,8 @@
 
 `python guard.py FD GRACE -- COMMAND...`, standard library only. FD is the read end of a pipe that only the owner can
 write to: end of file means that the owner has gone, however it went (exit, exception, kill -9, a dead notebook kernel).
-GRACE is the time in seconds from SIGTERM to SIGKILL. On Linux the guard is also told of the owner's death by the kernel,
-and adopts orphans, so that a grandchild that left the process group is found. Its exit code is the command's.
+GRACE is the time in seconds from SIGTERM to SIGKILL. On Linux the kernel also tells the guard of its owner's death, and
+lets it adopt orphans, so that a grandchild that left the process group is found. Its exit code is the command's.
 """
 
 from __future__ import annotations

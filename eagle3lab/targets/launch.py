@@ -152,7 +152,18 @@ def _ask_sglang(python: str, arguments: Sequence[str]) -> str | None:
         "prepare_server_args(sys.argv[1:])\n"
         "print('parsed by', sglang.__version__)\n"
     )
-    done = subprocess.run([python, "-c", script, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    try:
+        done = subprocess.run(
+            [python, "-c", script, *arguments], capture_output=True, text=True, timeout=300, check=False
+        )
+    except OSError as error:
+        raise UsageError(
+            f"--python {python} cannot be run ({error.strerror})", rule="the engine's interpreter"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ServerError(
+            f"sglang's parser in {python} gave no answer in 300 s", fix=f"{python} -m sglang.launch_server -h"
+        ) from error
     if done.returncode == 77:
         return None
     if done.returncode != 0 or "parsed by" not in done.stdout:
