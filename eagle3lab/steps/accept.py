@@ -1,0 +1,272 @@
+"""`eagle3lab accept decode`: how many drafted tokens the target accepts, and the proof that the text is its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3lab.acceptance.baselines import lookup_counts, without_repeats
+from eagle3lab.acceptance.chain import ChainDecoder, Decoded
+from eagle3lab.acceptance.controls import CONTROLS, replay_counts
+from eagle3lab.acceptance.counts import total
+from eagle3lab.capture.store import Sample
+from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.corpus.build import held_out
+from eagle3lab.corpus.chat import render_prompt
+from eagle3lab.corpus.prompts import Prompt
+from eagle3lab.drafter.checkpoint import load_drafter
+from eagle3lab.drafter.model import Eagle3Drafter
+from eagle3lab.runs.directory import Run
+from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.generate import Generated, generate
+from eagle3lab.targets.model import Target, load_target
+from eagle3lab.targets.profiles import load_profile
+
+HEADLINE = "own"
+SPEED_PROMPTS = 3
+"""Prompts decoded one at a time, with and without the drafter, for tokens a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetResult:
+    """One held-out set.
+
+    Attributes:
+        name: `own`, `fresh` or `humaneval`.
+        prompts: the prompts; replies: speculative decoding of each, in the same order.
+        metrics: keys of `accept --json` plus `kinds`, `repeats`, `lookup`, `controls`, `coverage`.
+        timing: seconds of the parts.
+    """
+
+    name: str
+    prompts: list[Prompt]
+    replies: list[Decoded]
+    metrics: dict[str, Any]
+    timing: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptSummary:
+    """Acceptance of a run's drafter, or of another checkpoint. `decode(tokens)` turns ids into text."""
+
+    sets: dict[str, SetResult]
+    k: int
+    drafter: Path
+    speed: dict[str, float]
+    decode: Callable[[list[int]], str]
+
+
+def measure(
+    run: Run, *, draft: Path | None = None, progress: Callable[[str, int], None] | None = None
+) -> AcceptSummary:
+    """Measure on the held-out sets of the run's preset and write `metrics.json`.
+
+    Args:
+        draft: another checkpoint for the same target; None = the run's own drafter.
+        progress: called with (what, tokens so far).
+    """
+    if draft is None:
+        run.require("train")
+    with run.recording("accept"):
+        profile, preset, seed = load_profile(run.manifest.profile), run.preset, run.manifest.seed
+        target = load_target(fetched_folder(profile), dtype="float32")
+        folder = draft or run.drafter
+        drafter = load_drafter(folder, target.embedding.weight)
+        k = profile.drafter.num_draft_tokens if profile.drafter else 3
+        names = [HEADLINE, "fresh"] + (["humaneval"] if preset.humaneval else [])
+        sets = {}
+        for name in names:
+            prompts = held_out(name)
+            prompts = prompts if name == "humaneval" else prompts[: preset.eval_prompts]
+            sets[name] = measure_set(
+                target,
+                drafter,
+                name,
+                prompts,
+                k=k,
+                max_new_tokens=preset.max_new_tokens,
+                control_prompts=preset.control_prompts,
+                seed=seed,
+                progress=progress,
+            )
+        speed = measure_speed(target, drafter, sets[HEADLINE].prompts[:SPEED_PROMPTS], k, preset.max_new_tokens)
+        _write(run, sets, speed)
+        return AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens))
+
+
+def measure_set(
+    target: Target,
+    drafter: Eagle3Drafter,
+    name: str,
+    prompts: Sequence[Prompt],
+    *,
+    k: int,
+    max_new_tokens: int,
+    control_prompts: int,
+    seed: int,
+    batch: int = 32,
+    progress: Callable[[str, int], None] | None = None,
+) -> SetResult:
+    """Plain decoding, speculative decoding, comparison of the texts, baselines and controls for one set."""
+    rendered = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
+    clock = time.perf_counter()
+    plain = generate(
+        target,
+        rendered,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        progress=(lambda n: progress(f"{name}: plain", n)) if progress else None,
+    )
+    middle = time.perf_counter()
+    decoder = ChainDecoder(target, drafter, k)
+    replies = decoder.run(
+        rendered,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        progress=(lambda n: progress(f"{name}: speculative", n)) if progress else None,
+    )
+    end = time.perf_counter()
+    names = [p.id for p in prompts]
+    texts = [reply.tokens for reply in replies]
+    accepted = [reply.accepted for reply in replies]
+    counts = total(reply.counts(p.id, k) for reply, p in zip(replies, prompts, strict=True))
+    share, other = without_repeats(rendered, texts, accepted)
+    metrics = counts.to_json(seed=seed) | {
+        "k": k,
+        "temperature": 0,
+        "max_new_tokens": max_new_tokens,
+        "prompts": len(prompts),
+        "lossless": all(a.tokens == b.tokens for a, b in zip(plain, replies, strict=True)),
+        "differences": differences(target, rendered, plain, replies, names),
+        "repeats": {"share_of_steps": share, "accept_length_without": other},
+        "lookup": _short(lookup_counts(rendered, texts, names, k).to_json(seed=seed)),
+        "kinds": _by_kind(replies, prompts, k, seed),
+        "coverage": _coverage(drafter, texts),
+        "controls": {},
+    }
+    if control_prompts:
+        some = slice(0, control_prompts)
+        samples = capture_replies(target, rendered[some], texts[some], drafter.config.points)
+        metrics["replay"] = _short(replay_counts(drafter, samples, names[some], k).to_json(seed=seed))
+        metrics["controls"] = {
+            control: _short(replay_counts(make(drafter, seed), samples, names[some], k).to_json(seed=seed))
+            for control, make in CONTROLS.items()
+        }
+    timing = {
+        "plain_seconds": middle - clock,
+        "speculative_seconds": end - middle,
+        "batch": batch,
+        "draft_seconds": decoder.clock.draft,
+        "verify_seconds": decoder.clock.verify,
+        "rounds": decoder.clock.rounds,
+    }
+    return SetResult(name, list(prompts), replies, metrics, timing)
+
+
+def capture_replies(
+    target: Target, prompts: Sequence[list[int]], replies: Sequence[list[int]], points: list[int]
+) -> list[Sample]:
+    """States along prompt + reply, one sample at a time, in the target's own precision."""
+    samples = []
+    for number, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
+        ids = torch.tensor([*prompt, *reply])
+        last, states = target.states(ids[None], points=points)
+        mask = torch.arange(len(ids)) >= len(prompt)
+        samples.append(Sample(number, ids, mask, torch.cat(states, -1)[0], last[0]))
+    return samples
+
+
+def differences(
+    target: Target,
+    prompts: Sequence[list[int]],
+    plain: Sequence[Generated],
+    replies: Sequence[Decoded],
+    names: Sequence[str],
+) -> list[dict[str, Any]]:
+    """Where speculative and plain text part, with the target's top-2 gap there: a tie in the last bits, or a fault."""
+    found = []
+    for prompt, a, b, name in zip(prompts, plain, replies, names, strict=True):
+        if a.tokens == b.tokens:
+            continue
+        place = next(
+            (i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y),
+            min(len(a.tokens), len(b.tokens)),
+        )
+        ids = torch.tensor([[*prompt, *a.tokens[:place]]])
+        last, _ = target.states(ids)
+        top = target.logits(last[0, -1]).topk(2).values
+        found.append({"prompt": name, "token": place, "top2_gap": float(top[0] - top[1])})
+    return found
+
+
+def measure_speed(
+    target: Target, drafter: Eagle3Drafter, prompts: Sequence[Prompt], k: int, max_new_tokens: int
+) -> dict[str, float]:
+    """Tokens a second at batch 1, plain and speculative, alternating prompt by prompt."""
+    seconds, tokens = {"plain": 0.0, "speculative": 0.0}, {"plain": 0, "speculative": 0}
+    decoder = ChainDecoder(target, drafter, k)
+    for prompt in prompts:
+        ids = [render_prompt(target.tokenizer, [{"role": "user", "content": prompt.prompt}])]
+        for kind in ("plain", "speculative"):
+            clock = time.perf_counter()
+            made = (
+                generate(target, ids, max_new_tokens=max_new_tokens, batch=1)
+                if kind == "plain"
+                else decoder.run(ids, max_new_tokens=max_new_tokens, batch=1)
+            )
+            seconds[kind] += time.perf_counter() - clock
+            tokens[kind] += sum(len(reply.tokens) for reply in made)
+    plain, fast = (tokens[kind] / seconds[kind] if seconds[kind] else 0.0 for kind in ("plain", "speculative"))
+    return {
+        "plain_tokens_per_second": plain,
+        "speculative_tokens_per_second": fast,
+        "ratio": fast / plain if plain else 0.0,
+        "prompts": len(prompts),
+        "batch": 1,
+    }
+
+
+def _by_kind(replies: Sequence[Decoded], prompts: Sequence[Prompt], k: int, seed: int) -> dict[str, Any]:
+    kinds = sorted({p.kind for p in prompts})
+    return {
+        kind: _short(
+            total(r.counts(p.id, k) for r, p in zip(replies, prompts, strict=True) if p.kind == kind).to_json(seed=seed)
+        )
+        for kind in kinds
+    }
+
+
+def _short(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if name != "per_prompt"}
+
+
+def _coverage(drafter: Eagle3Drafter, texts: Sequence[list[int]]) -> float:
+    """Share of reply tokens that the drafter's vocabulary holds: no drafter can accept more."""
+    ids = torch.tensor([token for text in texts for token in text[1:]])
+    return float((drafter.draft_ids(ids) >= 0).float().mean()) if len(ids) else 0.0
+
+
+def _write(run: Run, sets: dict[str, SetResult], speed: dict[str, float]) -> None:
+    if not all(result.metrics["lossless"] for result in sets.values()):
+        gaps = [d for r in sets.values() for d in r.metrics["differences"]]
+        if any(gap["top2_gap"] > 1e-3 for gap in gaps):
+            raise AcceptanceError(
+                f"speculative text differs from plain decoding: {gaps[0]}",
+                rule="greedy text is the target's own; a difference at a clear top-2 gap is a fault of the decoder",
+            )
+    headline = sets[HEADLINE].metrics
+    keys = ("accept_length", "accept_length_interval", "accept_rate", "joint", "conditional", "counts", "lossless")
+    run.merge_metrics(
+        {
+            "preset": run.manifest.preset,
+            "headline": HEADLINE,
+            **{key: headline[key] for key in keys},
+            "sets": {name: result.metrics for name, result in sets.items()},
+        },
+        timing={"accept": {name: result.timing for name, result in sets.items()}, "speed": speed},
+    )

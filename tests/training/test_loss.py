@@ -1,0 +1,118 @@
+"""The fused loss equals the plain one, gradients included; masks follow the check table; wrong rules are caught."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eagle3lab.core.errors import TrainingError
+from eagle3lab.drafter.attention import reference_attention, ttt_attention
+from eagle3lab.training.conventions import CONVENTIONS, slot_mask, supervise
+from eagle3lab.training.loss import reference_loss, ttt_loss
+from tests.tiny import HIDDEN, random_batch, tiny_drafter, tiny_target
+
+STEPS = 4
+
+
+def gradients(drafter, batch, supervision, teacher, *, fused, kind="ce"):
+    drafter.zero_grad()
+    hidden = drafter(batch, STEPS, ttt_attention if fused else reference_attention)
+    head = drafter.lm_head.weight
+    if fused:
+        loss, _ = ttt_loss(hidden, head, teacher, batch.last, supervision, kind=kind)
+    else:
+        loss = reference_loss(hidden, head, teacher, batch.last, supervision, kind=kind)
+    loss.backward()
+    return float(loss.detach()), {name: p.grad.clone() for name, p in drafter.named_parameters()}
+
+
+def worst(ours, theirs):
+    return max(float((ours[name] - theirs[name]).norm() / theirs[name].norm()) for name in theirs)
+
+
+@pytest.fixture(scope="module")
+def setup():
+    drafter = tiny_drafter(tiny_target())
+    return drafter, torch.randn(60, HIDDEN, generator=torch.Generator().manual_seed(3))
+
+
+@pytest.mark.parametrize("kind", ["ce", "kl", "tv", "lk"])
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_fused_equals_reference(setup, convention, kind):
+    drafter, teacher = setup
+    batch = random_batch(STEPS, (33, 21, 40), (9, 0, 38), convention=convention)
+    supervision = supervise(convention, batch, STEPS, drafter.draft_ids(batch.shifted(batch.input_ids, 1)))
+    ours = gradients(drafter, batch, supervision, teacher, fused=True, kind=kind)
+    plain = gradients(drafter, batch, supervision, teacher, fused=False, kind=kind)
+    assert abs(ours[0] - plain[0]) < 1e-5 * abs(plain[0])
+    assert worst(ours[1], plain[1]) < 1e-5
+
+
+def test_out_of_vocabulary_rule_changes_gradients(setup):
+    drafter, teacher = setup
+    batch = random_batch(STEPS, (33, 21), (9, 0))
+    choice = drafter.draft_ids(batch.shifted(batch.input_ids, 1))
+    assert 0.1 < float((choice < 0).float().mean()) < 0.6
+    right = gradients(drafter, batch, supervise("served", batch, STEPS, choice), teacher, fused=True)
+    wrong = gradients(drafter, batch, supervise("served", batch, STEPS, choice.clamp_min(0)), teacher, fused=True)
+    assert worst(wrong[1], right[1]) > 1e-2
+
+
+def test_packing_equals_one_sample_at_a_time(setup):
+    """No leakage across samples at any step: the packed gradient is the weighted sum of single ones."""
+    drafter, teacher = setup
+    lengths, prompts = (33, 21, 26), (9, 4, 11)
+    batch = random_batch(STEPS, lengths, prompts)
+    choice = drafter.draft_ids(batch.shifted(batch.input_ids, 1))
+    packed = supervise("served", batch, STEPS, choice)
+    whole = gradients(drafter, batch, packed, teacher, fused=True)
+    total: dict[str, torch.Tensor] = {}
+    from eagle3lab.training.conventions import pack_for
+
+    for s in batch.segments:
+        cut = slice(s.start, s.stop)
+        single = pack_for("served", STEPS, batch.input_ids[cut], batch.aux[cut], batch.last[cut], [0, s.stop - s.start], batch.mask[cut])
+        chosen = drafter.draft_ids(single.shifted(single.input_ids, 1))
+        supervision = supervise("served", single, STEPS, chosen)
+        share = float(supervision.counted[0].sum()) / float(packed.counted[0].sum())
+        for name, grad in gradients(drafter, single, supervision, teacher, fused=True)[1].items():
+            total[name] = total.get(name, 0) + share * grad
+    assert worst(whole[1], total) < 1e-5
+
+
+def test_check_table():
+    """Tokens P0 P1 P2 A0 A1 E: the slots of facts' check table at step 0, for all three rules."""
+    mask = torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.bool)
+    slots = {name: slot_mask(name, mask, 0).nonzero().flatten().tolist() for name in CONVENTIONS}
+    assert slots == {"served": [2, 3], "specforge": [3, 4, 5], "speculators": [2, 3, 4]}
+
+
+def test_served_chains_do_not_bridge_turns():
+    mask = torch.tensor([0, 1, 1, 1, 0, 0, 1, 1, 1, 1], dtype=torch.bool)
+    assert slot_mask("served", mask, 0).nonzero().flatten().tolist() == [0, 1, 5, 6, 7]
+    assert slot_mask("served", mask, 1).nonzero().flatten().tolist() == [0, 5, 6]
+
+
+def test_out_of_vocabulary_is_a_miss(setup):
+    """A drafter that is right inside its vocabulary still misses what it cannot say."""
+    drafter, teacher = setup
+    batch = random_batch(STEPS, (60,), (0,))
+    choice = drafter.draft_ids(batch.shifted(batch.input_ids, 1))
+    supervision = supervise("served", batch, STEPS, choice)
+    hidden = [torch.zeros(len(batch.active), HIDDEN) for _ in range(STEPS)]
+    labels = supervision.labels
+    head = torch.zeros(60, HIDDEN)
+    for k in range(STEPS):  # make every hidden state point at its label
+        hidden[k][supervision.rows[k], 0] = labels.clamp_min(0).float() - 30
+        hidden[k][supervision.rows[k], 1] = 1
+    ids = torch.arange(60).float() - 30
+    head[:, 0], head[:, 1] = 2 * ids, -(ids**2)  # argmax of 2ab - b^2 is b = a
+    _, sums = ttt_loss(hidden, head, teacher, batch.last, supervision)
+    known = int(((labels >= 0) & supervision.counted[0]).sum())
+    assert int(sums.hits[0]) == known < int(sums.counted[0])
+
+
+def test_nothing_supervised_is_an_error():
+    batch = random_batch(2, (9,), (8,))
+    with pytest.raises(TrainingError, match="0 supervised tokens"):
+        supervise("served", batch, 2, torch.zeros(9, dtype=torch.int64))
