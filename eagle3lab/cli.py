@@ -205,6 +205,70 @@ def serve(
     raise typer.Exit(step.serve(launch, probe=probe, log=log))
 
 
+@app.command("run")
+def run_lab(
+    profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "smollm2",
+    preset: Annotated[str, typer.Option(help="quick | default | long")] = "default",
+    parameter: Annotated[
+        list[str] | None, typer.Option("--parameter", "-p", help="NAME=VALUE: seed, draft, or an amount of the preset.")
+    ] = None,
+    max_minutes: Annotated[float | None, typer.Option(help="Stop cleanly after so many minutes.")] = None,
+    resume: Annotated[str | None, typer.Option(help="Finish this run directory instead of a new one.")] = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Run the whole lab: capture, train, inspect, measure acceptance, and write the report."""
+    from eagle3lab.steps import run as step
+
+    # With --json, stdout carries the result alone.
+    note = (lambda line: typer.echo(line, err=True)) if json_output else typer.echo
+    outcome = step.run_lab(
+        profile=profile,
+        preset=preset,
+        assignments=parameter or [],
+        max_minutes=max_minutes,
+        resume=resume,
+        note=note,
+    )
+    finish(outcome, json_output)
+
+
+@app.command()
+def report(
+    run_directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or its name under runs/.")],
+    json_output: JsonFlag = False,
+) -> None:
+    """Write report.html of a run again: one file that opens offline."""
+    from eagle3lab.runs.directory import Run
+    from eagle3lab.steps import report as step
+
+    finish(step.report(Run.open(run_directory)), json_output)
+
+
+runs_app = typer.Typer(help="List and prune run directories.", no_args_is_help=True)
+app.add_typer(runs_app, name="runs")
+
+
+@runs_app.command("list")
+def runs_list(json_output: JsonFlag = False) -> None:
+    """Every run, newest first: how far it came and what it measured."""
+    from eagle3lab.steps import runs as step
+
+    finish(step.list_runs(), json_output)
+
+
+@runs_app.command("prune")
+def runs_prune(
+    keep: Annotated[int, typer.Option(help="Keep the newest so many.")] = 10,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Only runs that did not end well.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Really remove; without it they are only named.")] = False,
+    json_output: JsonFlag = False,
+) -> None:
+    """Remove old run directories. A run that is being worked on is never touched."""
+    from eagle3lab.steps import runs as step
+
+    finish(step.prune_runs(keep=keep, unfinished=unfinished, yes=yes), json_output)
+
+
 # Typer wraps click, or carries its own copy in later releases; the base of its usage errors is found by name in both.
 _ClickError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 

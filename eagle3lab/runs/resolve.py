@@ -4,6 +4,7 @@
 |---|---|
 | Jupyter (a person looks) | the newest run whose needed steps are ok, and that is printed |
 | papermill, nbmake | the run of these very parameters and this very code, made and filled as far as needed |
+| with `draft` set | a new run, filled as far as needed |
 
 A batch job never takes "the latest": two jobs at once would read each other's results.
 """
@@ -37,7 +38,7 @@ NEEDED: dict[str, str | None] = {
 }
 """Notebook -> the last step that must be done before it. Those without one make a new run."""
 
-NEEDED_WITH_DRAFT = {"04_inspect_fc": "capture", "05_measure_acceptance": "corpus"}
+NEEDED_WITH_DRAFT: dict[str, str] = {"04_inspect_fc": "capture", "05_measure_acceptance": "corpus"}
 """The same when the reader's own checkpoint is looked at: nothing is trained for that."""
 
 OWN = {
@@ -92,6 +93,12 @@ def resolve_run(notebook: str, builders: Builders, *, note: Callable[[str], None
         if needed is not None:
             run.require(needed)
         note(_line(run, "given"))
+        return run
+    if checked.get("draft"):
+        # A foreign checkpoint gets a run of its own: its numbers must not stand where a run's drafter was measured.
+        run = Run.create(profile, preset, seed=seed, slug=f"{preset}-own-checkpoint")
+        note(_line(run, "new, for your checkpoint"))
+        build(run, needed, builders, note=note)
         return run
     if in_batch():
         with folder_lock(runs_folder() / parameters_hash(profile, preset, seed, {})[:12], note=note):

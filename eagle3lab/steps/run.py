@@ -103,7 +103,9 @@ def run_lab(
         note(f"interrupted; next: eagle3lab run --resume {run.path}")
         raise
     run.merge_metrics({"preset": run.manifest.preset}, timing=pipeline.timing(run))
-    return RunOutcome(run, failure, _report(run))
+    from eagle3lab.steps.report import report
+
+    return RunOutcome(run, failure, str(report(run).path))
 
 
 def open_run(notebook: str, **values: Any) -> Run:
@@ -111,15 +113,10 @@ def open_run(notebook: str, **values: Any) -> Run:
     return resolve_run(notebook, BUILDERS, **values)
 
 
-def fetch_for(run: Run, *, source: str | None = None) -> Any:
-    """Fetch the target of `run` (once; later calls find it in the cache) and note its weight hash. Returns its folder."""
-    from eagle3lab.steps.fetch import fetch_target
-    from eagle3lab.targets.fetch import weight_hash
+def _fetch(run: Run) -> object:
+    from eagle3lab.steps.fetch import fetch_for
 
-    with run.recording("fetch"):
-        folder = fetch_target(run.manifest.profile, source)
-        run.add_inputs(target_weights=weight_hash(folder))
-    return folder
+    return fetch_for(run)
 
 
 def _corpus(run: Run) -> object:
@@ -140,13 +137,7 @@ def _train(run: Run) -> object:
     return train_drafter(run)
 
 
-BUILDERS = {"fetch": fetch_for, "corpus": _corpus, "capture": _capture, "train": _train}
-
-
-def _report(run: Run) -> str | None:
-    from eagle3lab.steps.report import write_report
-
-    return str(write_report(run))
+BUILDERS = {"fetch": _fetch, "corpus": _corpus, "capture": _capture, "train": _train}
 
 
 def _quiet(text: str) -> None:

@@ -1,0 +1,114 @@
+"""`report.html`: one self-contained file. No remote asset, no script; everything from data is escaped by the template.
+
+Accept length comes first, then the figures, what the doctor found, parameters, environment, how to reproduce.
+"""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from eagle3lab import __version__
+from eagle3lab.core.files import read_json, write_text
+from eagle3lab.doctor.findings import Report as DoctorReport
+from eagle3lab.runs.directory import Run
+from eagle3lab.runs.presets import OVERRIDABLE
+from eagle3lab.runs.summary import MeasuredSet, measured_sets, speed_line
+
+FIGURE_BYTES = 3_300_000
+"""PNG bytes that are embedded; as base64 with the text around them the file stays under 5 MB."""
+
+
+def write_report(run: Run, doctor: DoctorReport | None) -> Path:
+    """Write `report.html` into the run directory, whole or not at all, and return its path.
+
+    Args:
+        doctor: findings about the run's drafter; None = it was not examined, and the report says so.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("eagle3lab.runs", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    path = run.path / "report.html"
+    write_text(path, environment.get_template("report.html").render(_content(run, doctor)))
+    return path
+
+
+def _content(run: Run, doctor: DoctorReport | None) -> dict[str, Any]:
+    manifest, status, metrics = run.manifest, run.status, run.metrics()
+    sets = measured_sets(metrics)
+    figures, left_out = _figures(run)
+    return {
+        "name": run.path.name,
+        "manifest": manifest,
+        "version": __version__,
+        "status": status,
+        "headline": next((one for one in sets if one.name == metrics.get("headline")), None),
+        "meaningless": metrics.get("meaningless"),
+        "sets": sets,
+        "controls": _controls(sets),
+        "speed": speed_line(metrics),
+        "timing": metrics.get("timing", {}),
+        "figures": figures,
+        "left_out": left_out,
+        "doctor": None if doctor is None else doctor.as_json(),
+        "parameters": _parameters(run),
+        "environment": _environment(run),
+    }
+
+
+def _controls(sets: list[MeasuredSet]) -> list[str]:
+    """Names of the controls of all sets, in the order met."""
+    return list(dict.fromkeys(name for one in sets for name in one.controls))
+
+
+def _figures(run: Run) -> tuple[list[dict[str, str]], list[str]]:
+    """Figures as data URIs with title and alternative text, and the names of those that did not fit."""
+    shown, left_out, used = [], [], 0
+    for facts in sorted(run.figures.glob("*.json")):
+        image = facts.with_suffix(".png")
+        if not image.is_file():
+            continue
+        data = image.read_bytes()
+        if used + len(data) > FIGURE_BYTES:
+            left_out.append(image.name)
+            continue
+        used += len(data)
+        words = read_json(facts)
+        uri = "data:image/png;base64," + base64.b64encode(data).decode()
+        shown.append({"name": facts.stem, "uri": uri, "title": words["title"], "alt": words["alt"]})
+    return shown, left_out
+
+
+def _parameters(run: Run) -> list[tuple[str, Any]]:
+    manifest, preset = run.manifest, run.preset
+    rows: list[tuple[str, Any]] = [("profile", manifest.profile), ("preset", manifest.preset), ("seed", manifest.seed)]
+    for name in OVERRIDABLE:
+        value = getattr(preset, name)
+        changed = " (changed for this run)" if name in manifest.overrides else ""
+        rows.append((name, f"{'all' if value is None else value}{changed}"))
+    return rows
+
+
+def _environment(run: Run) -> list[tuple[str, Any]]:
+    manifest = run.manifest
+    machine = manifest.machine
+    memory = machine.get("memory_bytes")
+    rows: list[tuple[str, Any]] = [
+        ("created", manifest.created),
+        ("machine", f"{machine.get('processor')}, {machine.get('cores')} cores"),
+        ("memory", f"{memory / 1e9:.1f} GB" if isinstance(memory, int) else "unknown"),
+        ("GPUs", ", ".join(machine["gpus"]) or "none" if isinstance(machine.get("gpus"), list) else "unknown"),
+        ("system", machine.get("system", "unknown")),
+        ("git commit", manifest.git.get("commit", "unknown")),
+        ("uncommitted changes", {True: "yes", False: "no"}.get(manifest.git.get("dirty"), "unknown")),
+        ("code sha256", manifest.code_sha256),
+    ]
+    rows += [(f"{name} (input)", value) for name, value in manifest.inputs.items()]
+    return rows + list(manifest.versions.items())
