@@ -90,6 +90,7 @@ def stop_everything(child: subprocess.Popen[bytes], grace: float) -> None:
         told |= alive
         reap(child)
         time.sleep(0.05)
+    reap(child)
 
 
 def reap(child: subprocess.Popen[bytes]) -> None:
