@@ -143,6 +143,15 @@ class PowerSums:
         self.n, self.zeros = self.n + other.n, self.zeros + other.zeros
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
+    def without(self, removed: np.ndarray) -> PowerSums:
+        """A copy that forgets `removed` (finite values that were added before); low and high stay as they were."""
+        gone = PowerSums(pivot=self.pivot, sums=np.zeros(8))
+        gone.add(removed)
+        return PowerSums(
+            self.pivot, self.n - gone.n, None if self.sums is None else self.sums - gone.sums,
+            self.low, self.high, self.zeros - gone.zeros, self.nan, self.inf,
+        )  # fmt: skip
+
     def moments(self) -> Moments:
         """The moments of everything added."""
         if self.n == 0 or self.sums is None or self.pivot is None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from eagle3lab.inspection.layout import FcLayout
 from eagle3lab.inspection.moments import Moments
+from eagle3lab.inspection.scan import Scan
+
+if TYPE_CHECKING:
+    from eagle3lab.inspection.judge import Judgement
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ class Inspection:
     """Everything that `inspect` found about one checkpoint.
 
     tensors: the key inventory (name, role, dtype, shape, file). fc: pooled moments, `blocks` one entry a point, and a
-    key for each measurement that ran. sentence: the answer in one plain sentence.
+    key for each measurement that ran. sentence: the answer in one plain sentence. scan, judgement: the measurements as
+    objects, for figures.
     """
 
     path: Path
@@ -43,6 +48,8 @@ class Inspection:
     fc: dict[str, Any]
     verdict: Verdict
     sentence: str
+    scan: Scan
+    judgement: Judgement
 
     def to_json(self) -> dict[str, Any]:
         """DESIGN's `inspect --json`: keys are added over time, never renamed."""

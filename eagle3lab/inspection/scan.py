@@ -84,20 +84,32 @@ class Scan:
         """The histogram holds every value exactly."""
         return not self.wide
 
+    @property
+    def fmt(self) -> str:
+        """Format whose rounding the values show: BF16 for a 32-bit file of bfloat16 values."""
+        upcast = self.layout.fmt == "F32" and self.narrow_entries == self.shape[0] * self.shape[1]
+        return "BF16" if upcast else self.layout.fmt
+
     def block_moments(self, block: int) -> Moments:
         """Moments of one point block."""
         if self.wide:
             return self.wide[block].moments()
         return histogram_moments(self.histograms[block], self.grid_fmt, self.scale)
 
-    def pooled_moments(self) -> Moments:
-        """Moments of the whole matrix."""
-        if not self.wide:
-            return histogram_moments(self.histograms.sum(axis=0), self.grid_fmt, self.scale)
+    def block_sums(self, block: int | None = None) -> PowerSums:
+        """Power sums of a block, or of all of them, of a wide format."""
+        if block is not None:
+            return self.wide[block]
         total = PowerSums()
         for part in self.wide:
             total.merge(part)
-        return total.moments()
+        return total
+
+    def pooled_moments(self) -> Moments:
+        """Moments of the whole matrix."""
+        if self.wide:
+            return self.block_sums().moments()
+        return histogram_moments(self.histograms.sum(axis=0), self.grid_fmt, self.scale)
 
     def cells(self, block: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """(values, counts) over the ascending finite grid, of a block or pooled; values carry the scale."""
