@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.core.safetensors_header import Header
 from eagle3lab.doctor.findings import Finding, could_not, error
 
 _MAPPING, _LIST, _NUMBER, _TEXT = (dict,), (list,), (int, float), (str,)
@@ -136,6 +137,18 @@ VOCABULARY: dict[str, tuple[type, ...]] = {
     "limit_s": _NUMBER,
     "runner": _TEXT,
     "used_as": _TEXT,
+    # what readers add for artefacts that hold several of the above (checks/*.py tell the layout)
+    "acceptance": _MAPPING,
+    "answers": _LIST,
+    "server": _MAPPING,
+    "states": _MAPPING,
+    "shard_states": _MAPPING,
+    "corpus": _MAPPING,
+    "curve": _LIST,
+    "held_out": _LIST,
+    "status": _MAPPING,
+    "weight_files": _MAPPING,
+    "notebooks": _MAPPING,
     # remarks of the writer, also the recipe that describes contents
     "note": _TEXT,
     "recipe": _TEXT,
@@ -178,6 +191,7 @@ class Facts(Mapping[str, Any]):
         sources: name -> path or flag that the value came from.
         engines: the engines to judge for. chosen: the user (or a launch line) named the engine.
         remarks: findings of the readers (a broken config.json, an artefact that could not be read).
+        tensors: name -> where a big matrix lies, set by readers only; the fact holds its dtype and shape.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -185,6 +199,7 @@ class Facts(Mapping[str, Any]):
     engines: tuple[Engine, ...] = (Engine("sglang"), Engine("vllm"))
     chosen: bool = False
     remarks: list[Finding] = field(default_factory=list)
+    tensors: dict[str, tuple[Header, str]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

@@ -1,0 +1,231 @@
+"""Acceptance counters: what they say, next to what people read in them. Arithmetic is in eagle3lab.acceptance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle3lab.acceptance.counts import AcceptanceCounts
+from eagle3lab.acceptance.definitions import ceiling, tree_rates
+from eagle3lab.acceptance.sources import from_numbers, from_sglang_meta_info, prefill_floor
+from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping, real, whole
+
+LOOK_AT = ["algorithm flag", "keys of the draft", "vocabulary map", "capture points"]
+"""Where zero acceptance comes from, most frequent first."""
+ABSENT = ["speculation off", "older server", "no verify step yet"]
+FEW_STEPS = 4
+"""Below this many verify steps zero accepted drafts prove little: a draft right 40 % of the time misses three in a row
+in one run of five."""
+LOW_RATE = 1.1 / 3
+"""Accepted per drafted position below which a chain is low: accept length 2.1 at 3 steps, the gate of published recipes."""
+BARELY = 1.10
+"""Accept length that a wrong vocabulary map or wrong weights leave; capture points off by one cost about 0.1."""
+
+
+@check(
+    code="accept-answer",
+    title="acceptance counters in a server's answer",
+    reads=("meta_info",),
+    also=("steps", "topk", "draft_tokens"),
+    rule="judge by correct drafts: spec_accept_length counts the prefill token, so zero acceptance reads n/(n-1) > 1",
+    fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
+    symptom="accept length a little above 1, no speed-up, right text",
+)
+def answer(facts: Facts) -> Iterator[Finding]:
+    """Counts of one SGLang answer; absent counters are unknown, never zero."""
+    meta = mapping(facts.get("meta_info"))
+    try:
+        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")))
+    except AcceptanceError as problem:
+        yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
+        return
+    if counts is None or not counts.verify_steps:
+        yield info(
+            "meta_info",
+            f"acceptance is unknown: the answer holds no acceptance counter ({', '.join(ABSENT)})",
+            accept_length=None,
+            accept_rate=None,
+            printed_as="unknown",
+            reasons=ABSENT,
+        )
+        return
+    yield judged(counts, "meta_info", server_says=real(meta.get("spec_accept_length")))
+
+
+def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None = None) -> Finding:
+    """The one finding about counts: zero acceptance as an error, else the derived numbers as info."""
+    tokens = counts.generated_tokens
+    evidence: dict[str, Any] = {
+        "accept_length_from_counts": counts.accept_length,
+        "rate": counts.accept_rate,
+        "joint": counts.joint,
+        "conditional": counts.conditional,
+        "verify_steps": counts.verify_steps,
+        "correct": counts.accepted,
+        "proposed": counts.proposed,
+    }
+    if server_says is not None:
+        evidence["server_says"] = server_says
+    if counts.accepted:
+        of = "unknown" if counts.proposed is None else counts.proposed
+        text = f"accept length {counts.accept_length:.4g} (bonus in), {counts.accepted} of {of} drafts accepted"
+        return info(subject, f"{text} in {counts.verify_steps} verify steps", **evidence)
+    evidence["look_at"] = LOOK_AT
+    of = "" if counts.proposed is None else f" of {counts.proposed}"
+    text = f"no draft accepted in {counts.verify_steps} verify steps (0{of})"
+    if server_says is not None and tokens and prefill_floor(tokens) is not None and tokens - 1 == counts.verify_steps:
+        evidence["bias"] = f"{tokens}/{tokens - 1}: the first token comes from prefill"
+        text += f"; the server's {server_says:g} is {tokens}/{tokens - 1}, its first token comes from prefill"
+    elif server_says is not None:
+        evidence["bias"] = "the server's length counts the token that comes from prefill"
+    if counts.verify_steps < FEW_STEPS:
+        return warning(subject, text + "; too few steps to judge", fix="send a longer prompt", **evidence)
+    return error(subject, text + "; look at " + ", ".join(LOOK_AT), actual=counts.accepted, **evidence)
+
+
+@check(
+    code="accept-counters",
+    title="three counters: drafts, drafted, accepted",
+    reads=("drafts", "accepted"),
+    also=("drafted",),
+    rule="accept length = 1 + accepted / drafts, accept rate = accepted / drafted",
+    fix="read the counters again",
+)
+def counters(facts: Facts) -> Iterator[Finding]:
+    """vLLM's names: a draft is one verify step, drafted tokens are proposed."""
+    values = {name: facts.get(name) for name in ("drafts", "accepted", "drafted")}
+    whole_values = {name: whole(value) for name, value in values.items()}
+    if whole_values["drafts"] is None or whole_values["accepted"] is None:
+        yield info("drafts", "acceptance is unknown: a counter is absent", accept_length=None, accept_rate=None)
+        return
+    drafts, accepted, drafted = (whole_values[name] for name in ("drafts", "accepted", "drafted"))
+    try:
+        counts = from_numbers(verify_steps=drafts, accepted=accepted, proposed=drafted)
+    except AcceptanceError as problem:
+        yield error("accepted", problem.what, actual=values)
+        return
+    if not drafts:
+        yield info("drafts", "acceptance is unknown: no verify step yet", accept_length=None, accept_rate=None)
+        return
+    k = drafted / drafts if drafted else None
+    finding = judged(counts, "accepted")
+    evidence = {
+        **finding.evidence,
+        "k": None if k is None else (int(k) if k == int(k) else k),
+        "accept_length_with_bonus": counts.accept_length,
+        "accepted_per_draft": counts.accepted_per_step,
+        "accept_rate": counts.accept_rate,
+    }
+    remade = {"info": info, "warning": warning, "error": error}[finding.severity]
+    yield remade("accepted", finding.message, actual=finding.actual, fix=finding.fix, **evidence)
+
+
+@check(
+    code="accept-tree",
+    title="rate of tree drafting and its denominator",
+    reads=("verify_steps", "correct_drafts"),
+    also=("steps", "topk", "draft_tokens"),
+    rule="a tree has two rates, per depth (steps) and per node (draft tokens - 1); a rate is printed with its denominator",
+    fix="print accept length, or the rate with the name of its denominator",
+)
+def tree(facts: Facts) -> Iterator[Finding]:
+    """Both rates of a tree; a chain has one."""
+    values = {n: whole(facts.get(n)) for n in ("verify_steps", "correct_drafts", "steps", "topk", "draft_tokens")}
+    verify, accepted, steps = values["verify_steps"], values["correct_drafts"], values["steps"]
+    nodes = values["draft_tokens"]
+    if verify is None or accepted is None:
+        return
+    try:
+        counts = from_numbers(verify_steps=verify, accepted=accepted)
+    except AcceptanceError as problem:
+        yield error("correct_drafts", problem.what, actual=accepted)
+        return
+    if steps is not None and accepted > verify * steps:
+        text = f"{accepted} accepted drafts in {verify} verify steps of depth {steps}: at most {verify * steps}"
+        yield error("correct_drafts", text, actual=accepted, ceiling=steps + 1)
+        return
+    if verify and not accepted:
+        yield judged(counts, "correct_drafts")
+        return
+    evidence: dict[str, Any] = {"accept_length": counts.accept_length}
+    if steps is None or nodes is None:
+        yield info("correct_drafts", f"accept length {_said(counts.accept_length)} (bonus in)", **evidence)
+        return
+    rates = tree_rates(verify_steps=verify, accepted=accepted, steps=steps, draft_tokens=nodes)
+    evidence |= {
+        "chain_depth": steps,
+        "tree_nodes": nodes - 1,
+        "depth": rates.depth,
+        "nodes": rates.nodes,
+        "rate_per_depth": rates.rate_per_depth,
+        "rate_per_node": rates.rate_per_node,
+    }
+    if rates.depth == rates.nodes:
+        yield info("correct_drafts", f"accept length {_said(counts.accept_length)} (bonus in)", **evidence)
+        return
+    yield warning(
+        "accept rate",
+        f"a tree has two rates: {accepted}/{rates.depth} = {_said(rates.rate_per_depth)} per depth and "
+        f"{accepted}/{rates.nodes} = {_said(rates.rate_per_node)} per node; name the denominator",
+        **evidence,
+    )
+
+
+@check(
+    code="accept-ceiling",
+    title="accept length against what is possible",
+    reads=("accept_length",),
+    also=("steps", "topk", "draft_tokens", "samples"),
+    rule="1 <= accept length <= draft steps + 1 (bonus in)",
+    fix="measure again and print counts beside the length",
+)
+def bounds(facts: Facts) -> Iterator[Finding]:
+    """One length, or several by name."""
+    steps, topk, tokens = (whole(facts.get(name)) for name in ("steps", "topk", "draft_tokens"))
+    top = ceiling(steps, topk, tokens)
+    given = facts.get("accept_length")
+    named = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else [("", given)]
+    lengths = {str(name): value for name, value in named}
+    for name, raw in lengths.items():
+        yield from _bounded(name, raw, top, steps if steps is not None else (int(top) - 1 if top else None), facts)
+    if top is not None:
+        yield info("accept_length", f"possible: {1.0:.2f} to {top:.2f}", ceiling=top, floor=1.0)
+
+
+def _bounded(name: str, raw: Any, top: float | None, steps: int | None, facts: Facts) -> Iterator[Finding]:
+    subject = f"accept_length {name}".strip()
+    value = real(raw)
+    if raw is None:
+        yield info(subject, f"{subject} is unknown", accept_length=None)
+    elif value is None:
+        yield error(subject, f"{subject} is {str(raw)[:40]!r}, a number is needed", actual=str(raw)[:40])
+    elif top is not None and value > top + 0.005:
+        yield error(
+            subject,
+            f"{value:.2f} is above {top:.2f}, the most that {int(top) - 1} draft steps can give",
+            actual=value,
+            ceiling=top,
+            likely=["wrong denominator", "tree result read as a chain", "simulated acceptance"],
+        )
+    elif value < 1:
+        text = f"{value:.2f} is below 1.00: the bonus token is left out, or this is a rate"
+        yield error(subject, text, actual=value, floor=1.0, likely=["bonus token left out", "accept rate"])
+    elif value == 1:
+        text = "accept length is exactly 1.00: no draft was ever right"
+        yield error(subject, text, actual=value, look_at=LOOK_AT)
+    elif steps and value <= BARELY:
+        text = f"accept length {value:.2f} is barely above 1.00: look at {', '.join(LOOK_AT)}"
+        yield warning(subject, text, actual=value, look_at=LOOK_AT)
+    elif steps and (value - 1) / steps < LOW_RATE:
+        samples = whole(facts.get("samples"))
+        after = f" after {samples} training samples" if samples else ""
+        text = f"{value:g} is low for {steps} steps{after}; more regenerated data is the usual remedy"
+        yield info(subject, text, accept_length=value, steps=steps, samples=samples)
+
+
+def _said(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.4g}"

@@ -1,0 +1,173 @@
+"""Lists of per-position acceptance, single verify steps, and numbers that are put side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle3lab.acceptance.counts import accepted_prefix
+from eagle3lab.acceptance.definitions import (
+    conditional_from_joint,
+    differing_settings,
+    first_rise,
+    joint_from_conditional,
+    length_from_conditional,
+    length_from_joint,
+)
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping, real
+
+RATES_RULE = "joint S_j = steps that accepted at least j / all steps, never rising; conditional c_j = S_j / S_{j-1}"
+MEANINGS = {
+    **dict.fromkeys(("joint", "survival", "cumulative", "s", "s_j"), "joint"),
+    **dict.fromkeys(("conditional", "cond", "c", "c_j", "n-alpha", "alpha"), "conditional"),
+}
+
+
+@check(
+    code="accept-joint-rates",
+    title="accept length from joint rates",
+    reads=("joint_rates",),
+    rule=RATES_RULE,
+    fix="print counts by position beside the rates",
+)
+def joint_rates(facts: Facts) -> Iterator[Finding]:
+    """One list of joint rates, or several."""
+    given = facts.get("joint_rates") or []
+    lists = given if any(isinstance(item, list) for item in given) else [given]
+    lengths: list[float] = []
+    for index, raw in enumerate(lists):
+        rates, problem = rates_of(raw, f"joint_rates[{index}]")
+        if problem is not None:
+            yield problem
+        elif (at := first_rise(rates)) is not None:
+            yield _rises(rates, at)
+        else:
+            lengths.append(length_from_joint(rates))
+    if lengths:
+        said = ", ".join(f"{length:.4g}" for length in lengths)
+        yield info("joint_rates", f"accept length (bonus in): {said}", accept_length=lengths)
+
+
+@check(
+    code="accept-per-position",
+    title="meaning of a list by position",
+    reads=("per_depth",),
+    also=("meaning",),
+    rule=RATES_RULE + "; a list without a name has both readings",
+    fix="say which of the two the list holds",
+)
+def per_position(facts: Facts) -> Iterator[Finding]:
+    """A named list gives a length; one without a name gives both, and none is chosen."""
+    rates, problem = rates_of(facts.get("per_depth"), "per_depth")
+    if problem is not None:
+        yield problem
+        return
+    text = str(facts.get("meaning") or "").strip().lower()
+    meaning = MEANINGS.get(text)
+    rise = first_rise(rates)
+    if meaning == "joint" and rise is not None:
+        yield _rises(rates, rise)
+    elif meaning == "joint":
+        length = length_from_joint(rates)
+        yield info("per_depth", f"accept length {length:.4g} (bonus in), from joint rates", accept_length=length,
+                   conditional=conditional_from_joint(rates))  # fmt: skip
+    elif meaning == "conditional":
+        length = length_from_conditional(rates)
+        yield info("per_depth", f"accept length {length:.4g} (bonus in), from conditional rates", accept_length=length,
+                   joint=joint_from_conditional(rates))  # fmt: skip
+    elif text:
+        said = f"per_depth holds {text[:40]!r} rates, from which no accept length follows"
+        yield warning("per_depth", said, actual=text[:40], known=["joint", "conditional"], chosen=None)
+    else:
+        yield _both_readings(rates, rise)
+
+
+def _both_readings(rates: list[float], rise: int | None) -> Finding:
+    conditional = length_from_conditional(rates)
+    if rise is not None:
+        said = f"per_depth rises at position {rise}, so it cannot be joint; read as conditional: {conditional:.4g}"
+        return warning("per_depth", said, if_joint=None, if_conditional=conditional, chosen=None, at_depth=rise)
+    joint = length_from_joint(rates)
+    said = f"per_depth has no meaning attached: accept length {joint:.4g} if joint, {conditional:.4g} if conditional"
+    return warning("per_depth", said, if_joint=joint, if_conditional=conditional, chosen=None)
+
+
+def _rises(rates: list[float], at: int) -> Finding:
+    pair = rates[at - 2 : at]
+    return error(
+        "per_depth",
+        f"joint acceptance cannot rise: {pair[0]:g} to {pair[1]:g} at position {at}",
+        actual=rates,
+        fix="the list is conditional, or its positions are mixed up",
+        at_depth=at,
+        values=pair,
+    )
+
+
+def rates_of(raw: Any, name: str) -> tuple[list[float], Finding | None]:
+    """The list as rates in 0..1, or the finding that says why it is none."""
+    values = [real(item) for item in raw] if isinstance(raw, list) else []
+    if not values or any(value is None for value in values):
+        what = "a list of numbers is needed"
+        return [], error(name, f"{name} is {str(raw)[:60]}: {what}", actual=str(raw)[:60])
+    rates = [value for value in values if value is not None]
+    bad = next((value for value in rates if not 0 <= value <= 1), None)
+    if bad is None:
+        return rates, None
+    percent = all(0 <= value <= 100 for value in rates)
+    hint = "these are per cent" if percent else "rates lie between 0 and 1"
+    return [], error(name, f"{name} holds {bad:g}: {hint}", actual=bad, fix="divide by 100" if percent else "")
+
+
+@check(
+    code="accept-prefix",
+    title="prefix rule of one verify step",
+    reads=("acceptance_vector",),
+    rule="a verify step keeps the drafts before the first wrong one; a right one behind it is thrown away",
+    fix="count to the first 0, not the ones",
+)
+def prefix(facts: Facts) -> Iterator[Finding]:
+    """One step's marks, or a list of steps."""
+    given = facts.get("acceptance_vector") or []
+    nested = any(isinstance(item, list) for item in given)
+    steps = [item if isinstance(item, list) else [item] for item in given] if nested else [given]
+    if not given or any(mark not in (0, 1) for step in steps for mark in step):
+        yield error("acceptance_vector", "acceptance_vector holds marks other than 0 and 1", actual=str(given)[:80])
+        return
+    accepted, proposed = sum(accepted_prefix(step) for step in steps), sum(len(step) for step in steps)
+    length = 1 + accepted / len(steps)
+    yield info(
+        "acceptance_vector",
+        f"{accepted} of {proposed} accepted, accept length {length:.4g} (bonus in): the first wrong draft ends a step",
+        accepted=accepted,
+        accept_length=length,
+        accept_rate=accepted / proposed if proposed else None,
+    )
+
+
+@check(
+    code="accept-comparable",
+    title="two numbers under the same settings",
+    reads=("b", "a"),
+    rule="accept lengths compare only under equal sampling, thinking mode, steps and prompts",
+    fix="measure both with the same settings",
+)
+def comparable(facts: Facts) -> Iterator[Finding]:
+    """Every setting that differs, or that one side does not tell."""
+    a, b = mapping(facts.get("a")), mapping(facts.get("b"))
+    if not a or not b:
+        return
+    fields = differing_settings(a, b)
+    if not fields:
+        yield info("a, b", "settings are equal", comparable=True, fields=[])
+        return
+    said = ", ".join(f"{name} {_shown(a, name)} / {_shown(b, name)}" for name in fields)
+    yield warning("a, b", f"settings differ: {said}; the two numbers cannot be compared", comparable=False,
+                  fields=fields)  # fmt: skip
+
+
+def _shown(side: Any, name: str) -> str:
+    return str(side[name])[:40] if name in side else "unknown"

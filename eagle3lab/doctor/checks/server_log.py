@@ -1,0 +1,118 @@
+"""What a server log says about the speculation that is really running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3lab.acceptance.sources import GAUGE_INTERVAL
+from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, judged
+from eagle3lab.doctor.checks.launch import algorithm as launch_algorithm
+from eagle3lab.doctor.facts import Engine, Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.readers.launch import parse_args
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.serverlog import ServerLog, read_log
+
+
+@check(
+    code="log-acceptance",
+    title="acceptance lines of a server log",
+    reads=("log",),
+    rule="accept length above 1.00; a line is a mean over the last log interval, not a count",
+    fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
+    symptom="every line says accept len: 1.00",
+)
+def acceptance(facts: Facts) -> Iterator[Finding]:
+    """Exactly 1.00 on every line means that no draft was ever right."""
+    log = read_log(str(facts.get("log") or ""))
+    if log.simulated is not None:
+        text = f"SGLANG_SIMULATE_ACC_LEN={log.simulated:g}: the acceptance in this log is invented by the server"
+        yield error("log", text, actual=log.simulated, fix="unset SGLANG_SIMULATE_ACC_LEN", refuse=True)
+    if log.counts is not None:
+        yield judged(log.counts, "log")
+    elif log.gauges:
+        yield _gauges(log)
+    elif log.engine is not None:
+        text = "acceptance is unknown: the log holds no acceptance line"
+        yield info("log", text, accept_length=None, accept_rate=None, reasons=["speculation off", "no decode yet"])
+
+
+def _gauges(log: ServerLog) -> Finding:
+    lengths = [one.accept_length for one in log.gauges]
+    rates = [one.accept_rate for one in log.gauges if one.accept_rate is not None]
+    mean = sum(lengths) / len(lengths)
+    evidence = {
+        "accept_length": mean,
+        "accept_rate": sum(rates) / len(rates) if rates else None,
+        "lowest": min(lengths),
+        "highest": max(lengths),
+        "lines": len(lengths),
+        "first_line": log.gauges[0].line,
+    }
+    if max(lengths) <= 1.0:
+        text = f"accept length is exactly {mean:.2f}: no draft was ever right ({len(lengths)} log lines)"
+        return error("log", f"{text}; look at {', '.join(LOOK_AT)}", actual=mean, look_at=LOOK_AT, **evidence)
+    if mean <= BARELY:
+        text = f"accept length {mean:.3g} is barely above 1.00 ({len(lengths)} log lines)"
+        return warning("log", f"{text}; look at {', '.join(LOOK_AT)}", actual=mean, look_at=LOOK_AT, **evidence)
+    text = f"accept length {min(lengths):g} to {max(lengths):g} in {len(lengths)} log lines, each a mean over up to "
+    return info("log", f"{text}{GAUGE_INTERVAL} forward passes", **evidence)
+
+
+@check(
+    code="log-algorithm",
+    title="algorithm in force according to the log",
+    reads=("log",),
+    also=("launch_args", "draft_config", "draft_headers", "target", "target_config"),
+    rule="the log's settings are the ones in force; an EAGLE-3 draft needs EAGLE3",
+    fix="restart the server with --speculative-algorithm EAGLE3",
+    symptom="the server starts, text is right, nothing is logged, accept length is 1.00",
+)
+def in_force(facts: Facts) -> Iterator[Finding]:
+    """The printed settings against the draft, and against the launch line when there is one."""
+    log = read_log(str(facts.get("log") or ""))
+    if log.off:
+        yield warning("log", "the log says that speculation is off", actual=None, algorithm=None)
+    if log.algorithm is None:
+        return
+    ids = None if log.layer_ids is None else list(log.layer_ids)
+    said = "" if ids is None else f", layer ids {ids}"
+    yield info("log", f"algorithm in force: {log.algorithm}{said}", algorithm=log.algorithm, layer_ids=ids)
+    if not facts.has("launch_args"):
+        words = list(log.launch) if log.engine == "sglang" else _vllm_words(log)
+        derived = Facts({**facts.values, "launch_args": words}, facts.sources, (Engine(str(log.engine)),), True)
+        yield from launch_algorithm(derived)
+        return
+    asked = parse_args(facts["launch_args"]).value("speculative-algorithm")
+    if log.engine == "sglang" and asked and asked.upper() != log.algorithm.upper():
+        text = f"the launch line asks for {asked}, the log says {log.algorithm}"
+        yield error("log", text, actual=log.algorithm, asked=asked, fix="restart the server, or read the right log")
+
+
+def _vllm_words(log: ServerLog) -> list[str]:
+    return ["--speculative-config.method", str(log.algorithm), "--speculative-config.model", "DRAFT"]
+
+
+@check(
+    code="log-weights",
+    title="weights that the loader dropped or did not find",
+    reads=("log",),
+    rule="every tensor of the draft is loaded, and every parameter comes from the file",
+    fix="eagle3lab doctor --draft DRAFT lists the names that the engine knows",
+    symptom="random parameters: accept length near 1.00",
+)
+def weights(facts: Facts) -> Iterator[Finding]:
+    """Names of the log, at most a few in the message and all in the evidence."""
+    log = read_log(str(facts.get("log") or ""))
+    if log.dropped:
+        text = f"{len(log.dropped)} tensors dropped by the loader: {_few(log.dropped)}"
+        yield error("log", text, actual=len(log.dropped), dropped=list(log.dropped))
+    if log.missing:
+        text = f"{len(log.missing)} parameters not initialised from the checkpoint: {_few(log.missing)}"
+        yield error("log", text, actual=len(log.missing), missing=list(log.missing))
+    if log.hook_unmatched:
+        yield warning("log", "a forward hook matched no module, so it never ran", fix="correct its target_modules")
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

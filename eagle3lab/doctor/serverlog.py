@@ -1,0 +1,140 @@
+"""What a server log tells: the engine, the algorithm in force, layer ids, dropped keys, acceptance. No findings in here.
+
+SGLang prints its settings as `server_args=ServerArgs(name='value', ...)`, vLLM as
+`speculative_config=SpeculativeConfig(method='eagle3', ...)` or `non-default args: {...}`. Lines are cut at
+`LINE_LIMIT` characters; a log is text from outside and nothing in it is trusted to be short or well formed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from eagle3lab.acceptance.counts import AcceptanceCounts
+from eagle3lab.acceptance.sources import Gauge, from_vllm_log, gauges_from_sglang_log
+
+LINE_LIMIT = 40_000
+KEY_LIMIT = 200
+
+_SETTING = r"""(?<![\w.]){name}['"]?\s*[=:]\s*(?:'([^']*)'|"([^"]*)"|([\w./:+-]+))"""
+_FLAGS = (
+    *("model_path", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps"),
+    *("speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map", "attention_backend"),
+    *("speculative_draft_attention_backend", "context_length"),
+)
+_SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
+_VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")
+_VLLM_METHOD = re.compile(r"method['\"]?\s*[=:]\s*['\"]?([\w-]+)")
+_LAYERS = re.compile(
+    r"(?:aux(?:iliary)?[ _](?:hidden[ _]states?[ _])?layers?|layer_ids)[^\[(\d\n]{0,60}[\[(]\s*(\d+(?:\s*,\s*\d+)*)",
+    re.IGNORECASE,
+)
+_DROPPED = (
+    re.compile(r"[Pp]arameter ['\"]?([\w.]+)['\"]? not found in (?:params_dict|the model)"),
+    re.compile(r"(?:[Uu]nexpected|[Uu]nused|[Ss]kipp(?:ed|ing)) (?:keys?|weights?|parameters?)\b[^:\[{]{0,80}[:\[{]?\s*['\"]?([\w.]+)"),
+    re.compile(r"no module or parameter named ['\"]([\w.]+)['\"]"),
+)  # fmt: skip
+_MISSING = re.compile(r"weights? (?:were|are) not initialized from (?:the )?checkpoints?:?\s*\{?([^}\n]{0,4000})")
+_NO_HOOK = re.compile(r"[Nn]o (?:modules?|match)[^\n]{0,40}hook|hook[^\n]{0,60}(?:matched|matches) (?:no|nothing|0)")
+_SIMULATED = re.compile(r"SGLANG_SIMULATE_ACC_LEN['\"]?\s*[=:]\s*['\"]?(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLog:
+    """Facts of one log.
+
+    Fields:
+        engine: sglang, vllm, or None when the log does not tell.
+        launch: the settings in force as launch words; () when the log does not print them.
+        algorithm: as printed; None when it prints none. off: the log says that there is no speculation.
+        layer_ids: ids that the engine says it captures, None when it does not say.
+        dropped, missing: parameter names that the loader dropped or left uninitialised.
+        gauges: SGLang's readings. counts: vLLM's, None without any. hook_unmatched: a hook matched no module.
+        simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
+    """
+
+    engine: str | None
+    launch: tuple[str, ...]
+    algorithm: str | None
+    off: bool
+    layer_ids: tuple[int, ...] | None
+    dropped: tuple[str, ...]
+    missing: tuple[str, ...]
+    gauges: tuple[Gauge, ...]
+    counts: AcceptanceCounts | None
+    hook_unmatched: bool
+    simulated: float | None
+
+
+def read_log(text: str) -> ServerLog:
+    """Parse a whole log; see `ServerLog`."""
+    lines = [line[:LINE_LIMIT] for line in text.splitlines()]
+    short = "\n".join(lines)
+    settings = _sglang_settings(lines)
+    method = _vllm_method(lines)
+    vllm = method is not None or "SpecDecoding metrics" in short
+    sglang = bool(settings) or "Decode batch" in short
+    layers = [match for line in lines if (match := _LAYERS.search(line)) and "Args(" not in line]
+    simulated = [float(value) for value in _SIMULATED.findall(short) if float(value) > 0]
+    named = settings.get("speculative_algorithm") if sglang else method
+    return ServerLog(
+        engine="sglang" if sglang else "vllm" if vllm else None,
+        launch=tuple(_words(settings)),
+        algorithm=None if named in (None, "None", "null") else named,
+        off=named in ("None", "null"),
+        layer_ids=tuple(int(number) for number in layers[-1][1].split(",")) if layers else None,
+        dropped=tuple(dict.fromkeys(_dropped(lines)))[:KEY_LIMIT],
+        missing=tuple(dict.fromkeys(_missing(lines)))[:KEY_LIMIT],
+        gauges=tuple(gauges_from_sglang_log(short)),
+        counts=from_vllm_log(short),
+        hook_unmatched=any(_NO_HOOK.search(line) for line in lines if "hook" in line.lower()),
+        simulated=simulated[-1] if simulated else None,
+    )
+
+
+def _sglang_settings(lines: list[str]) -> dict[str, str]:
+    """Settings of the last line that prints ServerArgs."""
+    for line in reversed(lines):
+        if "ServerArgs(" in line or "server_args" in line:
+            hits = {name: pattern.search(line) for name, pattern in _SETTINGS.items()}
+            found = {
+                name: next(group for group in hit.groups() if group is not None) for name, hit in hits.items() if hit
+            }
+            if found:
+                return found
+    return {}
+
+
+def _words(settings: dict[str, str]) -> Iterator[str]:
+    for name, value in settings.items():
+        if value not in ("None", "null", ""):
+            yield "--" + name.replace("_", "-")
+            yield value
+
+
+def _vllm_method(lines: list[str]) -> str | None:
+    """Method of the last printed speculative config; "None" when it is printed as None, None when it is not printed."""
+    for line in reversed(lines):
+        match = _VLLM_CONFIG.search(line) if "speculative_config" in line else None
+        if match and match[1] == "None":
+            return "None"
+        method = _VLLM_METHOD.search(match[1]) if match else None
+        if method:
+            return method[1]
+    return None
+
+
+def _dropped(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        for pattern in _DROPPED:
+            match = pattern.search(line)
+            if match and "." in match[1]:
+                yield match[1]
+
+
+def _missing(lines: list[str]) -> Iterator[str]:
+    for line in lines:
+        match = _MISSING.search(line)
+        if match:
+            yield from re.findall(r"[\w.]+\.[\w.]+", match[1])
