@@ -1,8 +1,8 @@
 """Draft and target folders: config.json, safetensors headers, the small vocabulary tensors. Weights stay on disk.
 
 A drafter folder becomes `draft_config`, `draft_headers`, `d2t`, `t2d`, `side_files` and `draft_embed_tokens`; a
-target becomes `target_config` and `target_embed_tokens`. Big matrices are handed on as {"dtype", "shape", "path",
-"tensor"}, to be mapped by the check that needs rows of them.
+target becomes `target_config` and `target_embed_tokens`. Of big matrices the facts hold dtype and shape, and
+`Facts.tensors` where they lie, to be mapped by the check that needs rows of them.
 """
 
 from __future__ import annotations
@@ -188,5 +188,5 @@ def _matrix(headers: list[Header], wanted: str, fact: str, facts: Facts) -> None
         return
     header, name = place
     entry = header.tensors[name]
-    where = {"dtype": entry.dtype, "shape": list(entry.shape), "path": str(header.path), "tensor": name}
-    facts.put(fact, where, f"{header.path}:{name}")
+    facts.put(fact, {"dtype": entry.dtype, "shape": list(entry.shape)}, f"{header.path}:{name}")
+    facts.tensors[fact] = (header, name)

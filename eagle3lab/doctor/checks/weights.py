@@ -1,0 +1,272 @@
+"""Tensor names of a draft: what a loader drops without a word, what it leaves uninitialised, what it renames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3lab.doctor import tensor_names as names
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
+from eagle3lab.doctor.inventory import Inventory, rename_hints, take
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of
+
+_ALSO = ("draft_config", "target", "target_config", "serve_with")
+_SILENT = "accept length near 1.00: the engine runs on uninitialised weights and logs nothing"
+SHOWN = 6
+
+
+def _some(items: list[str]) -> str:
+    return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
+
+
+def _eagle1(facts: Facts, inventory: Inventory) -> bool:
+    """EAGLE-1/2 drafts have other tensors; only EAGLE-3 files are judged here."""
+    draft = draft_of(facts)
+    named = (draft.architecture or "").lower()
+    return "eagle" in named and "eagle3" not in named and not any("hidden_norm" in n for n in inventory.headers)
+
+
+@check(
+    code="weights-prefix",
+    title="every key behind a prefix",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="loaders know fc.weight, midlayer.*, norm.weight, lm_head.weight, d2t, t2d (SGLang also behind model.)",
+    fix="strip the prefix: eagle3lab convert SRC DST --to sglang",
+    symptom=_SILENT,
+)
+def weights_prefix(facts: Facts) -> Iterator[Finding]:
+    """A wrapper's prefix (module., draft_model.) hides the names; the missing keys have the same cause."""
+    inventory = take(facts)
+    if inventory is None or not inventory.prefix or len(inventory.unknown) < 2:
+        return
+    total, count = len(inventory.headers), len(inventory.unknown)
+    kept = f" ({_some(inventory.survivors)} are still found by substring)" if inventory.survivors else ""
+    yield error(
+        "draft weights",
+        f"{count} of {total} keys stand behind the prefix {inventory.prefix!r}, which no loader knows{kept}; "
+        f"{len(inventory.missing)} tensors stay uninitialised",
+        fix=f"strip {inventory.prefix}",
+        prefix=inventory.prefix,
+        unmatched=f"{count} of {total}",
+        keys_unmatched=count,
+        keys=total,
+        missing=len(inventory.missing),
+        engine_logs_it=_logged(facts),
+    )
+
+
+def _logged(facts: Facts) -> bool:
+    return facts.engine_names() in (("vllm",), ("vllm-v2",))
+
+
+@check(
+    code="weights-unknown",
+    title="keys that the loader drops",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="SGLang drops unknown keys without a log line; vLLM raises a ValueError",
+    fix="rename the keys: eagle3lab convert SRC DST --to sglang",
+    symptom=_SILENT,
+)
+def weights_unknown(facts: Facts) -> Iterator[Finding]:
+    """Renamed tensors with a hint; strays that nothing needs."""
+    inventory = take(facts)
+    if inventory is None or (inventory.prefix and len(inventory.unknown) > 1) or _eagle1(facts, inventory):
+        return
+    unknown = inventory.unknown
+    if not unknown or not (inventory.whole or draft_of(facts).eagle3_class):
+        return
+    hints = rename_hints(inventory)
+    told = f"; meant: {', '.join(f'{old} is {new}' for old, new in hints.items())}" if hints else ""
+    logged = _logged(facts)
+    who = (
+        "vLLM refuses it aloud"
+        if logged
+        else "SGLang drops it without a word"
+        if not told
+        else "dropped without a word"
+    )
+    plural = "s" if len(unknown) > 1 else ""
+    serious = bool(hints) or logged or any(_part_of_draft(name) for name in unknown)
+    tell = error if serious else warning
+    yield tell(
+        unknown[0] if len(unknown) == 1 else "draft weights",
+        f"{len(unknown)} unknown key{plural} ({_some(unknown)}): {who}{told}",
+        actual=unknown[:50],
+        fix="; ".join(f"rename {old}* to {new}*" for old, new in hints.items()),
+        count=len(unknown),
+        unknown=unknown[:50] if len(unknown) <= SHOWN else len(unknown),
+        name=unknown[0],
+        suggest=hints,
+        engine_logs_it=logged,
+    )
+
+
+def _part_of_draft(name: str) -> bool:
+    """Whether the name looks like a tensor that takes part in the forward pass."""
+    bare = name.removeprefix("model.")
+    return bare.startswith(("midlayer.", "layers.", "fc.", "norm.", "lm_head."))
+
+
+@check(
+    code="weights-adapter",
+    title="low-rank adapter keys beside the weights",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="no loader applies adapter matrices of a draft; they must be merged into the weights",
+    fix="merge the adapter first, then export",
+    symptom="the draft behaves as before fine-tuning",
+)
+def weights_adapter(facts: Facts) -> Iterator[Finding]:
+    """lora_A, lora_B and their kin."""
+    inventory = take(facts)
+    if inventory is None or not inventory.adapters:
+        return
+    count = len(inventory.adapters)
+    yield error(
+        "draft weights",
+        f"{count} low-rank adapter keys ({_some(inventory.adapters)}) are never applied",
+        actual=inventory.adapters[:50],
+        keys=count,
+        unknown=count,
+        engine_logs_it=_logged(facts),
+    )
+
+
+@check(
+    code="weights-missing",
+    title="tensors that must be in the file and are not",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="missing keys are not checked by SGLang nor vLLM: the tensor keeps whatever was in memory",
+    fix="export the draft again with all of its tensors",
+    symptom=_SILENT,
+)
+def weights_missing(facts: Facts) -> Iterator[Finding]:
+    """Names and shapes of what is not there."""
+    inventory = take(facts)
+    if inventory is None or not inventory.missing or _eagle1(facts, inventory):
+        return
+    if inventory.prefix and len(inventory.unknown) > 1:
+        return  # one cause: `weights-prefix` tells it
+    if not inventory.whole:
+        count = len(inventory.headers)
+        yield could_not("missing tensors", f"the file holds {count} tensors, a piece of a drafter")
+        return
+    missing = inventory.missing
+    shapes = {name: [size if size is not None else "?" for size in inventory.required[name]] for name in missing}
+    one = f"missing key {missing[0]} {shapes[missing[0]]}"
+    many = f"{len(missing)} missing keys ({_some(missing)})"
+    effect = "keeps whatever was in memory"
+    yield error(
+        missing[0] if len(missing) == 1 else "draft weights",
+        f"{one if len(missing) == 1 else many}: {effect}, with no message",
+        actual=None,
+        count=len(missing),
+        missing=missing if len(missing) <= SHOWN else len(missing),
+        name=missing[0],
+        shape=shapes[missing[0]],
+        shapes=shapes,
+        effect=effect,
+        engine_logs_it=False,
+    )
+
+
+@check(
+    code="weights-layout",
+    title="names and fusions that load although they look odd",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="layers.0.* and midlayer.* are the same layer in SGLang 0.5.23 and vLLM 0.33.0; q, k, v may be fused",
+    fix="nothing to do",
+)
+def weights_layout(facts: Facts) -> Iterator[Finding]:
+    """Told so that nobody renames them."""
+    inventory = take(facts)
+    if inventory is None:
+        return
+    if inventory.layer_alias and not inventory.mla:
+        count = inventory.layer_alias
+        yield info(
+            "draft weights",
+            f"{count} keys are named layers.0.* instead of midlayer.*: both load in SGLang 0.5.23 and vLLM 0.33.0",
+            keys=count,
+            keys_renamed=count,
+            loads_in=["SGLang 0.5.23", "vLLM 0.33.0"],
+        )
+    if inventory.fused:
+        yield info("draft weights", f"fused projection: {_some(inventory.fused)}", fused=inventory.fused)
+    if "embed_tokens.weight" not in inventory.canonical.values() and inventory.whole:
+        total = len(inventory.headers)
+        yield info("embed_tokens.weight", f"{total} keys, no embed_tokens: it comes from the target", keys=total)
+
+
+@check(
+    code="weights-class",
+    title="class named in the config against the keys in the file",
+    reads=("draft_config", "draft_headers"),
+    rule="an EAGLE-3 file needs LlamaForCausalLMEagle3, or Eagle3DeepseekV2ForCausalLM for low-rank projections",
+    fix="correct architectures in config.json",
+    symptom="a key error in the plain loader, or a model that has no fc at all",
+)
+def weights_class(facts: Facts) -> Iterator[Finding]:
+    """The target's class, or the other attention's class, over EAGLE-3 keys."""
+    inventory, draft = take(facts), draft_of(facts)
+    given = draft.architecture
+    if inventory is None or given is None or draft.speculators:
+        return
+    plain = [name.removeprefix(inventory.prefix) for name in inventory.headers]
+    attention = any("self_attn." in name for name in plain)
+    needed = EAGLE3_MLA if inventory.mla else EAGLE3_LLAMA
+    evidence = [
+        label
+        for label, there in (
+            ("fc.weight", "fc.weight" in plain),
+            ("midlayer.*", any(name.startswith("midlayer.") for name in plain)),
+            ("hidden_norm", any(name.endswith("hidden_norm.weight") for name in plain)),
+            ("d2t", "d2t" in plain),
+        )
+        if there
+    ]
+    eagle3 = len(evidence) > 1 or "hidden_norm" in evidence
+    wrong_class = not draft.eagle3_class and eagle3
+    wrong_attention = draft.eagle3_class and attention and given in (EAGLE3_LLAMA, EAGLE3_MLA) and given != needed
+    if wrong_class or wrong_attention:
+        yield error(
+            "architectures",
+            f"architectures is {given}, the keys ({', '.join(evidence)}) are those of {needed}",
+            actual=given,
+            fix=f'"architectures": ["{needed}"]',
+            given=given,
+            needed=needed,
+            evidence=evidence,
+        )
+
+
+@check(
+    code="weights-dtype",
+    title="stored dtype against the config",
+    reads=("draft_config", "draft_headers"),
+    rule="weights are cast when they are loaded; the config's dtype need not be the stored one",
+    fix="write the stored dtype into config.json",
+)
+def weights_dtype(facts: Facts) -> Iterator[Finding]:
+    """Told, never judged, except for integer weights without a quantization_config."""
+    draft, headers = draft_of(facts), facts.mapping("draft_headers")
+    said = draft.config.get("torch_dtype", draft.config.get("dtype", draft.layer.get("torch_dtype")))
+    stored = sorted({d for n in headers if not names.is_map(n) and (d := names.dtype_of(headers, n))})
+    usual = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+    name = str(said).removeprefix("torch.")
+    if isinstance(said, str) and name in usual and stored and stored != [usual[name]]:
+        told = ", ".join(stored)
+        yield info("torch_dtype", f"stored {told}, config says {name}", actual=name, stored=stored, config=name)
+    odd = sorted({d for d in stored if d[:1] in "IU" and not d.startswith("F")})
+    if odd and "quantization_config" not in draft.config:
+        yield warning(
+            "draft weights",
+            f"weights are stored as {', '.join(odd)} and config.json has no quantization_config",
+            actual=odd,
+            fix="export the draft in bf16",
+        )

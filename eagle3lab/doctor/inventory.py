@@ -1,0 +1,173 @@
+"""Tensors of a draft file sorted into loaded, unknown and missing, as each engine's loader would. No findings here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3lab.doctor import tensor_names as names
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.views import Draft, Target, draft_of, target_of
+
+KNOWN_PREFIXES = ("module.", "draft_model.", "model.module.", "_orig_mod.", "base_model.model.", "model.model.")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What is in the file.
+
+    Fields:
+        headers: as in the file. canonical: file name -> canonical name (`midlayer.` for the layer).
+        required: canonical name -> shape, None for unknown sizes. mla: the file is of the MLA draft.
+        unknown: file names that no loader knows, adapters and maps left out. adapters: low-rank adapter names.
+        survivors: d2t and t2d under a prefix, which SGLang still finds.
+        missing: canonical names that must be there and are not. fused: fused tensors that stand for several.
+        prefix: the prefix that hides most unknown names, "" when there is none.
+        whole: the file is a drafter, not a piece of one, so that missing names mean something.
+        layer_alias: number of tensors named layers.0.* instead of midlayer.*.
+    """
+
+    headers: dict[str, Any]
+    canonical: dict[str, str]
+    required: dict[str, tuple[int | None, ...]]
+    mla: bool
+    unknown: list[str]
+    adapters: list[str]
+    survivors: list[str]
+    missing: list[str]
+    fused: list[str]
+    prefix: str
+    whole: bool
+    layer_alias: int
+
+    def shape(self, canonical: str) -> list[int] | None:
+        """Shape of the tensor with this canonical name."""
+        for name, known in self.canonical.items():
+            if known == canonical:
+                return names.shape_of(self.headers, name)
+        return None
+
+    def file_name(self, canonical: str) -> str:
+        """Its name in the file (the canonical one when it is not there)."""
+        return next((name for name, known in self.canonical.items() if known == canonical), canonical)
+
+
+def is_mla(headers: dict[str, Any], draft: Draft) -> bool:
+    """Whether the tensors are those of the MLA draft; without attention tensors the config's class decides."""
+    if any("kv_a_proj" in name or "kv_b_proj" in name for name in headers):
+        return True
+    return draft.mla and not any(".q_proj." in name or ".k_proj." in name for name in headers)
+
+
+def take(facts: Facts) -> Inventory | None:
+    """The inventory of `draft_headers`; None when no headers were given."""
+    headers = facts.mapping("draft_headers")
+    if not headers:
+        return None
+    draft, target = draft_of(facts), target_of(facts)
+    mla = is_mla(headers, draft)
+    sglang_llama = not mla and "sglang" in facts.engine_names()
+    canonical = names.canonical_names(headers, model_prefix=sglang_llama)
+    required = _required(draft, target, mla)
+    known = set(required) | names.optional_names(draft)
+    unknown, adapters, survivors = _sort(headers, canonical, known, draft)
+    present = {canonical[name] for name in headers} - {canonical[name] for name in unknown}
+    fused = [f"midlayer.{name}" for name in names.FUSED if f"midlayer.{name}" in present]
+    covered = {
+        f"midlayer.{part}" for name in names.FUSED if f"midlayer.{name}" in present for part in names.FUSED[name]
+    }
+    missing = [name for name in required if name not in present and name not in covered]
+    return Inventory(
+        headers=headers,
+        canonical=canonical,
+        required=required,
+        mla=mla,
+        unknown=unknown,
+        adapters=adapters,
+        survivors=survivors,
+        missing=missing,
+        fused=fused,
+        prefix=_prefix(unknown, known),
+        whole=_is_whole(list(headers)),
+        layer_alias=sum(name.removeprefix("model.").startswith("layers.0.") for name in headers),
+    )
+
+
+def _required(draft: Draft, target: Target | None, mla: bool) -> dict[str, tuple[int | None, ...]]:
+    required = names.expected_shapes(draft, target, mla=mla)
+    borrows_head = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
+    if borrows_head:
+        del required["lm_head.weight"]
+    if mla and draft.size("q_lora_rank") is None and draft.config:
+        for name in ("q_a_proj", "q_a_layernorm", "q_b_proj"):
+            del required[f"midlayer.self_attn.{name}.weight"]
+        required["midlayer.self_attn.q_proj.weight"] = (None, None)
+    return required
+
+
+def _sort(
+    headers: dict[str, Any], canonical: dict[str, str], known: set[str], draft: Draft
+) -> tuple[list[str], list[str], list[str]]:
+    unknown: list[str] = []
+    adapters: list[str] = []
+    survivors: list[str] = []
+    quantised = "quantization_config" in draft.config or "quantization_config" in draft.layer
+    for name in headers:
+        if names.is_adapter(name):
+            adapters.append(name)
+        elif canonical[name] in known or names.is_buffer(name) or (quantised and names.is_scale(name)):
+            continue
+        elif names.is_map(name):
+            survivors += [name] if "." in name else []
+        else:
+            unknown.append(name)
+    return unknown, adapters, survivors
+
+
+def _prefix(unknown: list[str], known: set[str]) -> str:
+    """The prefix whose removal makes most unknown names known: at least half of them, and more than one."""
+    votes: Counter[str] = Counter()
+    for name in unknown:
+        parts = name.split(".")
+        for cut in range(1, len(parts)):
+            rest = ".".join(parts[cut:])
+            rest = "midlayer." + rest.removeprefix("layers.0.") if rest.startswith("layers.0.") else rest
+            if rest in known:
+                votes[".".join(parts[:cut]) + "."] += 1
+                break
+    if not votes:
+        return ""
+    best, count = votes.most_common(1)[0]
+    return best if count > 1 and count * 2 >= len(unknown) else ""
+
+
+def _is_whole(file_names: list[str]) -> bool:
+    """A piece (one matrix, the maps, fc alone) says nothing about what is missing; a layer or fc with a head does."""
+    layer = any(part in name for name in file_names for part in ("self_attn", "mlp.", "layernorm", "attention."))
+    ends = {name.rsplit(".", 2)[-2] for name in file_names if "." in name}
+    return layer or ("fc" in ends and bool(ends & {"norm", "lm_head"}))
+
+
+def rename_hints(inventory: Inventory) -> dict[str, str]:
+    """Prefix in the file -> prefix that the loader knows, for unknown names that end like missing ones."""
+    hints: Counter[tuple[str, str]] = Counter()
+    free = set(inventory.missing)
+    left: list[str] = []
+    for name in inventory.unknown:
+        parts = name.split(".")
+        tails = (".".join(parts[cut:]) for cut in range(1, len(parts) - 1))
+        found = next(((t, m) for t in tails for m in sorted(free) if m.endswith("." + t)), None)
+        if found is None:
+            left.append(name)
+            continue
+        tail, missing = found
+        free.discard(missing)
+        hints[(name.removesuffix(tail), missing.removesuffix(tail))] += 1
+    for name in left:
+        shape = names.shape_of(inventory.headers, name)
+        same = [m for m in sorted(free) if shape and list(inventory.required[m]) == shape]
+        if len(same) == 1:
+            free.discard(same[0])
+            hints[(name.removesuffix("weight"), same[0].removesuffix("weight"))] += 1
+    return {old: new for (old, new), _ in hints.most_common()}
