@@ -17,6 +17,7 @@ import contextlib
 import datetime
 import os
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -303,8 +304,9 @@ def _folders(parent: Path) -> list[Path]:
 
 
 def _command(profile: str, preset: str, seed: int, overrides: dict[str, Any]) -> str:
-    words = ["eagle3lab run", f"--profile {profile}", f"--preset {preset}", f"--seed {seed}"]
-    return " ".join([*words, *(f"-p {name}={value}" for name, value in overrides.items())])
+    values = [f"{name}={value}" for name, value in {"seed": seed, **overrides}.items()]
+    words = ["eagle3lab", "run", "--profile", profile, "--preset", preset]
+    return shlex.join([*words, *(word for value in values for word in ("-p", value))])
 
 
 def _validated(schema: type, value: Any, path: Path) -> Any:

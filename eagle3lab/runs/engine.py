@@ -41,9 +41,9 @@ class Control:
         reason: None while nobody asked to stop; else `interrupt` or `deadline`.
     """
 
-    def __init__(self, *, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, *, grace_seconds: float | None = None) -> None:
         self.reason: str | None = None
-        self._grace = grace_seconds
+        self._grace = GRACE_SECONDS if grace_seconds is None else grace_seconds
         self._manager: AsyncKernelManager | None = None
         self._timers: list[threading.Timer] = []
 

@@ -42,7 +42,7 @@ class Verdict:
 
 def judge(notebook: Mapping[str, Any]) -> Verdict:
     """Judge a notebook (nbformat 4 as mappings), after execution."""
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and _text(cell["source"]).strip()]
+    cells = [cell for cell in notebook["cells"] if _counts(cell)]
     ran = sum(cell.get("execution_count") is not None for cell in cells)
     widgets = _widget_errors(notebook)
     for number, cell in enumerate(cells, 1):
@@ -53,6 +53,12 @@ def judge(notebook: Mapping[str, Any]) -> Verdict:
         if cell.get("execution_count") is None:
             return Verdict(len(cells), ran, number, first)
     return Verdict(len(cells), ran)
+
+
+def _counts(cell: Mapping[str, Any]) -> bool:
+    """Code that holds something; papermill's own cell is not numbered, so that numbers are those of the source."""
+    injected = "injected-parameters" in cell.get("metadata", {}).get("tags", [])
+    return cell["cell_type"] == "code" and not injected and bool(_text(cell["source"]).strip())
 
 
 def _errors(outputs: list[Any], widgets: Mapping[str, list[Any]]) -> Iterator[Mapping[str, Any]]:

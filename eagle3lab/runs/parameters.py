@@ -97,6 +97,8 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         name, equals, text = word.partition("=")
         if not equals:
             raise UsageError(f"-p {word!r}", rule="it is NAME=VALUE", fix="eagle3lab run -p seed=1")
+        if name in {"profile", "preset"}:
+            raise UsageError(f"-p {word!r}", rule=f"--{name} has an option of its own", fix=f"--{name} {text}")
         if name not in kinds:
             raise UsageError(f"unknown parameter '{name}'", rule=nearest(name, kinds), fix="eagle3lab run --help")
         if name in found:

@@ -165,8 +165,7 @@ def _status(verdict: Verdict, ended: str | None, stop: str | None, seconds: floa
         status.error = status.error or stop
     elif ended == "died" or verdict.never_ran:
         status.status = "dead"
-        # The cell in which the kernel died has a count, but no answer: it is the last one that was begun.
-        status.failing_cell = max(verdict.ran, 1)
+        status.failing_cell = verdict.failing_cell or verdict.cells
     else:
         status.status = "error"
     return status
