@@ -6,7 +6,8 @@ vLLM's V1 runner the top-level key, then the nested one; its V2 runner the top-l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ class View:
 
     Fields:
         engine: which. read: the list that it reads, None for none. place: the key it was read from.
-        ignored: key -> list written where this engine does not look.
+        elsewhere: key -> list written where this engine does not look (misspelt keys too).
         resid_pre: points that it captures; asked: points that it was asked for, before any got lost.
         refused, ambiguous, notes: see `points.Captured`; rule: the sentence that decided.
         family_known: False when the family would matter and is unknown.
@@ -37,7 +38,7 @@ class View:
     engine: Engine
     read: list[int] | None
     place: str | None
-    ignored: dict[str, list[int]]
+    elsewhere: dict[str, list[int]]
     resid_pre: list[int]
     asked: list[int]
     refused: bool = False
@@ -55,6 +56,30 @@ def written_lists(config: Mapping[str, Any]) -> dict[str, list[int]]:
     places = {TOP: config.get(IDS_KEY), NESTED: eagle.get(IDS_KEY), V2_NESTED: eagle.get("layer_ids")}
     lists = {key: id_list(value) for key, value in places.items()}
     return {key: value for key, value in lists.items() if value is not None}
+
+
+def misspelt_lists(config: Mapping[str, Any]) -> Iterator[tuple[str, list[int]]]:
+    """(key, ids) for keys that look like the ids' key and are none, also inside a misspelt `eagle_config`."""
+    inner = [(f"{key}.", value) for key, value in config.items() if isinstance(value, Mapping)]
+    for prefix, place in (("", config), *inner):
+        at_home = prefix in ("", "eagle_config.")
+        for key, value in place.items():
+            ids = id_list(value)
+            known = key == IDS_KEY or (key == "layer_ids" and prefix == "eagle_config.")
+            if ids and (_alike(str(key)) if at_home and not known else key == IDS_KEY and not at_home):
+                yield prefix + str(key), ids
+
+
+def _alike(key: str) -> bool:
+    plain = key.lower().replace("-", "_")
+    close = difflib.SequenceMatcher(None, plain, IDS_KEY).ratio() > 0.8
+    return close or ("layer" in plain and any(word in plain for word in ("aux", "eagle", "capture")))
+
+
+def meant(key: str, ids: list[int], target: Target, engine: Engine) -> list[int]:
+    """Points that the writer of `key` had in mind: the nested key is SGLang's, the top-level one vLLM's."""
+    owner = {NESTED: Engine("sglang"), TOP: Engine("vllm")}.get(key, engine)
+    return capture(ids, target, owner).resid_pre
 
 
 def views(facts: Facts, engines: tuple[Engine, ...] | None = None) -> list[View]:
@@ -75,12 +100,13 @@ def _says_eagle3(facts: Facts) -> bool:
 def _view(facts: Facts, target: Target, engine: Engine) -> View:
     draft = draft_of(facts)
     if facts.has("draft_config_ids"):
-        read, place, ignored = id_list(facts["draft_config_ids"]), PLACES[engine.name][0], {}
+        read, place, elsewhere = id_list(facts["draft_config_ids"]), PLACES[engine.name][0], {}
     else:
         lists = written_lists(draft.config)
         place = next((key for key in PLACES[engine.name] if key in lists), None)
         read = lists.get(place) if place else None
-        ignored = {key: ids for key, ids in lists.items() if key not in PLACES[engine.name]}
+        elsewhere = {key: ids for key, ids in lists.items() if key not in PLACES[engine.name]}
+        elsewhere |= dict(misspelt_lists(draft.config))
     off = "use_aux_hidden_state" in draft.eagle and not draft.eagle["use_aux_hidden_state"]
     got = capture(read, target, engine)
     by_family = {} if target.family in points.FAMILIES or engine.name != "sglang" else _by_family(read, target, engine)
@@ -88,7 +114,7 @@ def _view(facts: Facts, target: Target, engine: Engine) -> View:
         engine=engine,
         read=read,
         place=place if read is not None else None,
-        ignored=ignored,
+        elsewhere=elsewhere,
         resid_pre=got.resid_pre,
         asked=asked(read, target, engine),
         refused=got.refused,

@@ -216,11 +216,9 @@ class Facts(Mapping[str, Any]):
 
     def put(self, name: str, value: Any, source: str) -> None:
         """Add a fact. A name outside the vocabulary is a `UsageError`, a value of the wrong type a remark."""
-        if name not in VOCABULARY:
-            raise UsageError(
-                f"unknown fact {name!r} in {source}", rule=nearest(name, VOCABULARY), fix="rename the fact"
-            )
-        legal = VOCABULARY[name]
+        legal = VOCABULARY.get(name, _MAPPING if name.endswith("_headers") else ())
+        if not legal:
+            raise UsageError(f"unknown fact {name!r} in {source}", rule=nearest(name, VOCABULARY), fix="rename it")
         right = isinstance(value, legal) and (bool in legal or not isinstance(value, bool))
         if value is not None and not right:
             wanted = " or ".join(kind.__name__ for kind in legal)

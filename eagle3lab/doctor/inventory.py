@@ -67,8 +67,7 @@ def take(facts: Facts) -> Inventory | None:
         return None
     draft, target = draft_of(facts), target_of(facts)
     mla = is_mla(headers, draft)
-    sglang_llama = not mla and "sglang" in facts.engine_names()
-    canonical = names.canonical_names(headers, model_prefix=sglang_llama)
+    canonical = names.canonical_names(headers, model_prefix=not mla)
     required = _required(draft, target, mla)
     known = set(required) | names.optional_names(draft)
     unknown, adapters, survivors = _sort(headers, canonical, known, draft)

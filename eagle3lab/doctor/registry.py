@@ -109,16 +109,21 @@ def run_checks(facts: Facts) -> tuple[list[Finding], int]:
             findings += _guarded(item, facts)
         elif item.reads[0] not in absent:
             not_run.setdefault(absent, []).append(item)
-    findings += [_not_run(absent, checks) for absent, checks in sorted(not_run.items())]
+    if not_run:
+        findings.append(_not_run(not_run))
     return findings, ran
 
 
-def _not_run(absent: tuple[str, ...], checks: list[Check]) -> Finding:
-    wanted = " and ".join(absent).replace("|", " or ")
-    titles = "; ".join(item.title for item in checks)
-    finding = could_not(titles, f"{wanted} was not given")
+def _not_run(not_run: dict[tuple[str, ...], list[Check]]) -> Finding:
+    """One line for all checks whose artefact was given and whose other facts were not."""
+    count = sum(len(checks) for checks in not_run.values())
+    reasons = {
+        " and ".join(absent).replace("|", " or "): [c.code for c in checks] for absent, checks in not_run.items()
+    }
+    why = "; ".join(f"{', '.join(codes)}: {wanted} not given" for wanted, codes in sorted(reasons.items()))
+    finding = could_not(f"{count} rule{'' if count == 1 else 's'}", f"facts are missing ({why})")
     return dataclasses.replace(
-        finding, code="not-checked", subject=wanted, rule="a check needs its facts", fix=f"give {wanted}"
+        finding, code="not-checked", rule="what was given is checked, or the report says why not", evidence=reasons
     )
 
 

@@ -57,12 +57,12 @@ def context_table(facts: Facts) -> Iterator[Finding]:
         f"within_{_word(steps)}_draft_steps": sum(length + steps > table for length in prompts),
     }
     if served and served > table:
-        tell = error if named else warning
+        where = "--context-length" if named else "the target's max_position_embeddings, no --context-length is given"
         proof = f"; accuracy beyond the trained {trained} tokens is unproven" if trained else ""
         counted = f"; of {len(prompts)} prompts {past['at_first_draft']} leave it at the first draft" if prompts else ""
-        yield tell(
+        yield error(
             "max_position_embeddings",
-            f"max_position_embeddings of the draft is {table}, {served} are served{counted}",
+            f"max_position_embeddings of the draft is {table}, {served} are served ({where}){counted}",
             actual=table,
             fix=f"raise max_position_embeddings to {served}{proof}",
             draft=table,
@@ -101,7 +101,7 @@ def _word(steps: int) -> str:
 
 @check(
     code="context-trained",
-    title="positions declared far beyond the trained length",
+    title="declared positions against the trained length",
     reads=("draft_config", "trained_max_length"),
     also=("launch_args", "target", "target_config"),
     rule="a draft is proven only up to the length that it was trained on",
@@ -113,6 +113,16 @@ def context_trained(facts: Facts) -> Iterator[Finding]:
     table, trained = draft_of(facts).size("max_position_embeddings"), whole(facts["trained_max_length"])
     served, _ = served_context(facts)
     if not table or not trained or trained < 1:
+        return
+    if trained > table:
+        yield error(
+            "max_position_embeddings",
+            f"trained on {trained} tokens with a table of {table} positions",
+            actual=table,
+            fix=f"raise max_position_embeddings to {trained}",
+            declared=table,
+            trained=trained,
+        )
         return
     used = min(table, served) if served else table
     if used > trained:

@@ -10,7 +10,7 @@ from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.tensor_names import strip_prefix
-from eagle3lab.doctor.views import Draft, draft_of, mapping, target_of, whole
+from eagle3lab.doctor.views import Draft, draft_of, target_of, whole
 
 ALGORITHMS = ("DFLASH", "UNO", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "STANDALONE", "NGRAM", "NEXTN")
 """Names that SGLang 0.5.23 takes, in any case (speculative/spec_info)."""
@@ -226,13 +226,13 @@ def draft_attention(facts: Facts) -> Iterator[Finding]:
     launch, draft = parse_args(facts["launch_args"]), draft_of(facts)
     own = launch.value("speculative-draft-attention-backend")
     flags = ("attention-backend", "decode-attention-backend", "prefill-attention-backend")
-    inherited = [launch.value(flag) for flag in flags if "mla" in (launch.value(flag) or "").lower()]
+    inherited = [value for flag in flags if (value := launch.value(flag)) and _for_mla(value)]
     backend = own if own is not None else (inherited[0] if inherited else None)
-    if not draft.config.get("architectures") or draft.mla or backend is None or "mla" not in backend.lower():
+    if not draft.config.get("architectures") or draft.mla or backend is None or not _for_mla(backend):
         return
     if not launch.value("speculative-draft-model-path"):
         return
-    suggest = "trtllm_mha" if "trtllm" in backend.lower() else "fa3"
+    suggest = "trtllm_mha" if "trtllm" in backend.lower() else "fa3, flashinfer or trtllm_mha"
     said = "names an MLA backend" if own is not None else "is not given, so the draft inherits it from the target"
     yield warning(
         "--speculative-draft-attention-backend",
@@ -242,18 +242,23 @@ def draft_attention(facts: Facts) -> Iterator[Finding]:
         else f"no --speculative-draft-attention-backend: the mha draft inherits {backend}, which is for MLA; "
         f"use {suggest}",
         actual=own,
-        fix=f"--speculative-draft-attention-backend {suggest}",
+        fix=f"--speculative-draft-attention-backend {suggest.split(',')[0]}",
         draft_attention="mha",
         inherited=backend,
         suggest=suggest,
     )
 
 
+def _for_mla(backend: str) -> bool:
+    """Whether an attention backend of SGLang computes latent attention only."""
+    return "mla" in backend.lower() or backend.lower() in ("nsa", "dsa")
+
+
 @check(
     code="env-simulated-acceptance",
     title="acceptance simulated by the server",
-    reads=("env",),
-    also=("command",),
+    reads=("env|launch_args",),
+    also=("env", "launch_args", "command"),
     rule="SGLANG_SIMULATE_ACC_LEN above 0 makes SGLang invent acceptance; measuring needs it unset",
     fix="unset SGLANG_SIMULATE_ACC_LEN",
     symptom="accept length is exactly the number that was set, whatever the draft is",
@@ -261,8 +266,14 @@ def draft_attention(facts: Facts) -> Iterator[Finding]:
 def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
     """Only a value above 0 switches it on; _METHOD and _TOKEN_MODE only shape the fake."""
     name = "SGLANG_SIMULATE_ACC_LEN"
-    raw = mapping(facts["env"]).get(name)
+    raw = facts.mapping("env").get(name)
+    if raw is None and facts.get("launch_args"):
+        words = parse_args(facts["launch_args"]).words
+        raw = next((word.partition("=")[2] for word in words if word.startswith(name + "=")), None)
     if raw is None or str(raw).strip() == "":
+        return
+    if "sglang" not in facts.engine_names():
+        yield info(name, f"{name}={raw} is set, and only SGLang reads it", actual=str(raw))
         return
     try:
         value = float(str(raw))

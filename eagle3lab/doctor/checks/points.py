@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lab.doctor.captured import IDS_KEY, NESTED, PLACES, TOP, View, capture, views, written_lists
+from eagle3lab.doctor.captured import NESTED, TOP, View, views, written_lists
 from eagle3lab.doctor.facts import Engine, Facts
 from eagle3lab.doctor.findings import Finding, error, info, of_severity, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.tensor_names import shape_of, strip_prefix
-from eagle3lab.doctor.views import draft_of, id_list, mapping, target_of
+from eagle3lab.doctor.views import draft_of, id_list, target_of
 
 _ALSO = ("draft_config", "draft_config_ids", "target", "target_config", "states_manifest_resid_pre", "draft_headers")
 _OFF_BY_ONE = "about 0.10 of accept length for an off-by-one; acceptance does not fall to zero and nothing is logged"
@@ -59,9 +58,9 @@ def points_captured(facts: Facts) -> Iterator[Finding]:
         engine_reads=seen[0].read if alone else {view.engine.name: view.read for view in seen},
         rule=seen[0].rule if alone else {view.engine.name: view.rule for view in seen},
     )
-    ignored = [view for view in seen if not facts.chosen and view.engine.name == "vllm-v2" and view.ignored]
+    ignored = [view for view in seen if not facts.chosen and view.engine.name == "vllm-v2" and view.elsewhere]
     if ignored and ignored[0].read is None:
-        keys = ", ".join(ignored[0].ignored)
+        keys = ", ".join(ignored[0].elsewhere)
         default = ignored[0].resid_pre
         yield info(
             keys,
@@ -84,7 +83,8 @@ def points_differ(facts: Facts) -> Iterator[Finding]:
     trained = _trained(facts)
     if trained is None:
         return
-    judged = [view for view in views(facts) if not view.off and not _key_fault(view, trained)]
+    # an engine that falls back to its default because the list stands elsewhere is told by `points-key`
+    judged = [view for view in views(facts) if not view.off and not (view.read is None and view.elsewhere)]
     found: list[tuple[View, Finding]] = []
     for view in judged:
         if view.by_family:
@@ -94,7 +94,8 @@ def points_differ(facts: Facts) -> Iterator[Finding]:
             continue
         same_length = len(view.resid_pre) == len(trained)
         difference = [a - b for a, b in zip(view.resid_pre, trained, strict=True)] if same_length else None
-        family = facts.mapping("target").get("family") or (target_of(facts).family if target_of(facts) else None)  # type: ignore[union-attr]
+        target = target_of(facts)
+        family = target.family if target else None
         lists = written_lists(draft_of(facts).config)
         found.append(
             (
@@ -185,7 +186,7 @@ def points_range(facts: Facts) -> Iterator[Finding]:
     seen = views(facts)
     found: list[tuple[View, Finding]] = []
     for view in seen:
-        if view.by_family or view.off:
+        if view.off:
             continue
         finding = _range_fault(view, target.blocks if target and target.blocks else 0, state, fc_in)
         if finding is not None:
@@ -223,6 +224,8 @@ def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) 
     if beyond:
         text = f"id {', '.join(map(str, beyond))} is out of range, at most {blocks} for {blocks} blocks"
         return error("capture points", f"{text}; {name}: {lost}", actual=view.read, **numbers)
+    if view.by_family and view.read is not None:
+        return None  # whether the last ids are reached depends on the family
     unreached = [i for i in asked if i not in captured]
     if unreached:
         text = f"id {', '.join(map(str, unreached))} is never reached by {name}'s capture loop, n = {blocks} blocks"
@@ -256,72 +259,3 @@ def points_order(facts: Facts) -> Iterator[Finding]:
                 engine_reads=view.read,
             )
             return
-
-
-def _key_fault(view: View, trained: list[int] | None) -> bool:
-    """Whether this engine falls back to its default because lists stand where it does not look."""
-    return view.read is None and bool(view.ignored) and trained is not None
-
-
-@check(
-    code="points-key",
-    title="layer ids written where the engine does not read them",
-    reads=("draft_config",),
-    also=_ALSO,
-    rule="SGLang reads the list under eagle_config, vLLM at top level first, vLLM's V2 runner at top level only",
-    fix="write the list both under eagle_config and at top level, each in the form its engine needs",
-    symptom="the default [2, n//2, n-3] is captured instead, with no message or one log line",
-)
-def points_key(facts: Facts) -> Iterator[Finding]:
-    """A misspelt key, or a place that this engine ignores; harmless when the default is the same list."""
-    target, draft = target_of(facts), draft_of(facts)
-    seen = {view.engine.name: view for view in views(facts)}
-    for spelt, ids in _misspelt(draft.config):
-        for view in seen.values():
-            if view.read is None:
-                meant = capture(ids, target, view.engine).resid_pre if target else ids
-                yield _ignored(
-                    facts, view, spelt, ids, meant, f"{spelt} is not a known key, nearest {IDS_KEY}", nearest=IDS_KEY
-                )
-        if not seen:
-            yield warning(spelt, f"{spelt} is not a known key, nearest {IDS_KEY}", actual=ids, nearest=IDS_KEY)
-    if draft.speculators:
-        seen.pop("sglang", None)  # it cannot load this format at all: check `config-format`
-    for name, view in seen.items():
-        if view.read is None and view.ignored:
-            key, ids = next(iter(view.ignored.items()))
-            where = " or ".join(PLACES[name])
-            how = {
-                "sglang": "top-level ids are not read by SGLang",
-                "vllm-v2": "the nested key is not read by vLLM's V2 runner",
-            }
-            text = f"{how.get(name, key + ' is not read')}; it reads {where}"
-            yield _ignored(facts, view, key, ids, capture(ids, target, view.engine).resid_pre if target else ids, text)
-
-
-def _ignored(facts: Facts, view: View, key: str, ids: list[int], meant: list[int], text: str, **more: Any) -> Finding:
-    wanted = _trained(facts) or meant
-    same = view.resid_pre in (wanted, ids) if _trained(facts) is None else view.resid_pre == wanted
-    numbers = {"default_used": view.resid_pre, "wanted": wanted, "engine_reads": None, "written": ids}
-    numbers["engine_captures_resid_pre"] = view.resid_pre
-    if same:
-        told = warning if facts.chosen else info
-        text = f"{text}; ids are ignored, but {view.engine.label}'s default {view.resid_pre} is the same list"
-        return told(key, text, actual=ids, **numbers, **more)
-    told = error if facts.chosen else warning
-    text = f"{text}; {view.engine.label} takes its default {view.resid_pre} instead of {wanted}"
-    return told(key, text, actual=ids, **numbers, **more)
-
-
-def _misspelt(config: dict[str, Any]) -> Iterator[tuple[str, list[int]]]:
-    """Keys that look like the ids' key and are none, with a list of whole numbers under them."""
-    known = {IDS_KEY, "layer_ids"}
-    for prefix, place in (("", config), ("eagle_config.", mapping(config.get("eagle_config")))):
-        for key, value in place.items():
-            ids = id_list(value)
-            if not ids or key in known:
-                continue
-            plain = str(key).lower().replace("-", "_")
-            alike = difflib.SequenceMatcher(None, plain, IDS_KEY).ratio()
-            if alike > 0.8 or ("layer" in plain and ("aux" in plain or "eagle" in plain or "capture" in plain)):
-                yield prefix + str(key), ids

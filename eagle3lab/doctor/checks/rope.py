@@ -68,6 +68,14 @@ def rope_conversion(facts: Facts) -> Iterator[Finding]:
             told = ", ".join(f"{key} {old} became {new}" for key, (old, new) in sorted(changed.items()))
             text = f"rope_scaling changed: {told}"
         yield error("rope_scaling", text, actual=_shown(after), before=_shown(before), after=_shown(after))
+    if a == b and rope_of(converted, old_reader=True).settings() != a == rope_of(source, old_reader=True).settings():
+        seen = rope_of(converted, old_reader=True)
+        yield warning(
+            "rope_parameters",
+            f"rotary settings moved under rope_parameters: older readers look at top level only and see theta "
+            f"{seen.theta:g} with {seen.label() or 'no scaling'}",
+            they_see=seen.theta,
+        )
 
 
 @check(

@@ -80,6 +80,14 @@ def vocab_lengths(facts: Facts) -> Iterator[Finding]:
             odd_one="t2d_length",
             numbers=numbers,
         )
+    if seen.draft_vocab and seen.vocab and seen.draft_vocab > seen.vocab:
+        yield error(
+            "draft_vocab_size",
+            f"draft_vocab_size is {seen.draft_vocab}, above vocab_size {seen.vocab}: {told}",
+            actual=seen.draft_vocab,
+            needed=seen.vocab,
+            numbers=numbers,
+        )
     left_out = ("t2d_length",) if long_enough else ("t2d_length", "t2d_true")
     judged = {name: value for name, value in numbers.items() if name not in left_out and value is not None}
     if len(judged) < 2 or len(set(judged.values())) == 1:

@@ -71,7 +71,7 @@ def _logged(facts: Facts) -> bool:
     symptom=_SILENT,
 )
 def weights_unknown(facts: Facts) -> Iterator[Finding]:
-    """Renamed tensors with a hint; strays that nothing needs."""
+    """Renamed tensors with a hint; strays that were trained and are never applied."""
     inventory = take(facts)
     if inventory is None or (inventory.prefix and len(inventory.unknown) > 1) or _eagle1(facts, inventory):
         return
@@ -89,9 +89,7 @@ def weights_unknown(facts: Facts) -> Iterator[Finding]:
         else "dropped without a word"
     )
     plural = "s" if len(unknown) > 1 else ""
-    serious = bool(hints) or logged or any(_part_of_draft(name) for name in unknown)
-    tell = error if serious else warning
-    yield tell(
+    yield error(
         unknown[0] if len(unknown) == 1 else "draft weights",
         f"{len(unknown)} unknown key{plural} ({_some(unknown)}): {who}{told}",
         actual=unknown[:50],
@@ -102,12 +100,6 @@ def weights_unknown(facts: Facts) -> Iterator[Finding]:
         suggest=hints,
         engine_logs_it=logged,
     )
-
-
-def _part_of_draft(name: str) -> bool:
-    """Whether the name looks like a tensor that takes part in the forward pass."""
-    bare = name.removeprefix("model.")
-    return bare.startswith(("midlayer.", "layers.", "fc.", "norm.", "lm_head."))
 
 
 @check(
@@ -215,7 +207,12 @@ def weights_class(facts: Facts) -> Iterator[Finding]:
     """The target's class, or the other attention's class, over EAGLE-3 keys."""
     inventory, draft = take(facts), draft_of(facts)
     given = draft.architecture
-    if inventory is None or given is None or draft.speculators:
+    if inventory is None or draft.speculators:
+        return
+    if given is None:
+        if inventory.whole and draft.hidden and draft.vocab:
+            needed = EAGLE3_MLA if inventory.mla else EAGLE3_LLAMA
+            yield warning("architectures", f"architectures is missing, {needed} is needed", given=None, needed=needed)
         return
     plain = [name.removeprefix(inventory.prefix) for name in inventory.headers]
     attention = any("self_attn." in name for name in plain)

@@ -51,6 +51,7 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
             actual=None,
             fix=f'"target_hidden_size": {target.hidden} in config.json',
             **told,
+            needed=states * target.hidden,
             embeddings_can_be_shared=False,
         )
         return
