@@ -1,4 +1,4 @@
-"""Training curves: loss and accuracy of every step of the training-time test, and the held-out accept length."""
+"""Training curves: loss and accuracy of every TTT step, held-out accept length, and how far fc moved."""
 
 from __future__ import annotations
 
@@ -62,3 +62,26 @@ def training_curves(history: Sequence[Mapping[str, Any]], held_out: Sequence[Map
             f"{end['simulated_accept_length']:.2f}."
         )
     return Plot(figure, rows, "Training curves", alt)
+
+
+def fc_trajectory(rows: Sequence[Mapping[str, Any]]) -> Plot:
+    """How far each point block of fc is from its start, over the snapshots of a training.
+
+    Args:
+        rows: `step`, `point`, `moved` = |W - W0| / |W0| of that block of columns.
+    """
+    points = list(dict.fromkeys(row["point"] for row in rows))
+    if len({row["step"] for row in rows}) < 2:
+        raise UsageError(f"{len(rows)} rows of fc snapshots", rule="at least two snapshots show a way")
+    with styled():
+        figure, (axis,) = new_figure(height=3.4)
+        for index, point in enumerate(points):
+            chosen = [row for row in rows if row["point"] == point]
+            steps, moved = [row["step"] for row in chosen], [row["moved"] for row in chosen]
+            axis.plot(steps, moved, label=f"point {point}", **line_style(index))
+        axis.set_xscale("symlog", linthresh=1)
+        axis.set(title="How far fc moved", xlabel="optimiser step", ylabel="change / size at the start")
+        axis.legend()
+    last = max(row["step"] for row in rows)
+    told = ", ".join(f"{row['moved']:.1%} at point {row['point']}" for row in rows if row["step"] == last)
+    return Plot(figure, list(rows), "How far fc moved", f"Change of fc by point after {last} steps: {told}.")

@@ -1,0 +1,51 @@
+"""The way of fc through a training, read from the snapshots that the trainer leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3lab.core.errors import CheckpointError
+
+
+def fc_trajectory(folder: Path, points: list[int]) -> list[dict[str, Any]]:
+    """Distance of every point block of fc from its start, per snapshot.
+
+    Args:
+        folder: a drafter folder with `fc_snapshots/step-NNNNNN.safetensors`.
+        points: `resid_pre` indices, ascending: names of the column blocks.
+
+    Returns:
+        rows of `step`, `point`, `std` and `moved` = |W - W0| / |W0| in float64; [] when there are no snapshots.
+
+    Raises:
+        CheckpointError: a snapshot whose width does not divide into the points.
+    """
+    start: np.ndarray | None = None
+    rows = []
+    for path in sorted((folder / "fc_snapshots").glob("step-*.safetensors")):
+        weight = _matrix(path)
+        if weight.shape[1] % len(points):
+            raise CheckpointError(f"{path}: fc has {weight.shape[1]} columns", rule=f"{len(points)} equal blocks")
+        start = weight if start is None else start
+        for point, now, first in zip(
+            points, np.split(weight, len(points), 1), np.split(start, len(points), 1), strict=True
+        ):
+            size = float(np.linalg.norm(first))
+            moved = float(np.linalg.norm(now - first)) / size if size else None
+            rows.append({"step": int(path.stem.removeprefix("step-")), "point": point, "std": float(now.std())})
+            rows[-1]["moved"] = moved
+    return rows
+
+
+def _matrix(path: Path) -> np.ndarray:
+    """`fc.weight` of a snapshot as float64 [H, P*H]."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)["fc.weight"].double().numpy()
+    except (OSError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"{path} is no fc snapshot ({error})", fix="train again") from error
