@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -287,3 +288,9 @@ def widen(entry: TensorEntry, raw: np.ndarray) -> np.ndarray:
     if entry.dtype != "BF16":
         return np.asarray(raw)
     return (np.asarray(raw).astype(np.uint32) << 16).view(np.float32)
+
+
+def written_share(path: Path) -> float:
+    """Share of the file that is really on disk; below 1 the file has holes, which read as zeros."""
+    status = os.stat(path)
+    return min(1.0, status.st_blocks * 512 / status.st_size) if status.st_size else 1.0

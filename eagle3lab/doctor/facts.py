@@ -191,6 +191,7 @@ class Facts(Mapping[str, Any]):
         sources: name -> path or flag that the value came from.
         engines: the engines to judge for. chosen: the user (or a launch line) named the engine.
         remarks: findings of the readers (a broken config.json, an artefact that could not be read).
+        draft_files: headers of the draft's files, set by readers only, for checks that sample contents.
         tensors: name -> where a big matrix lies, set by readers only; the fact holds its dtype and shape.
     """
 
@@ -200,6 +201,7 @@ class Facts(Mapping[str, Any]):
     chosen: bool = False
     remarks: list[Finding] = field(default_factory=list)
     tensors: dict[str, tuple[Header, str]] = field(default_factory=dict)
+    draft_files: list[Header] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]

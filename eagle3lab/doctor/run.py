@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -59,12 +60,13 @@ def collect(inputs: Inputs) -> Facts:
         raise UsageError("nothing to look at", rule="give at least one artefact", fix="eagle3lab doctor --draft FOLDER")
     for name, value in given:
         for one in value if isinstance(value, tuple) else (value,):
-            _reader(name)(one, facts)
+            reader_of(name)(one, facts)
     _choose_engines(facts, inputs.engine)
     return facts
 
 
-def _reader(name: str):
+def reader_of(name: str) -> Callable[[str, Facts], None]:
+    """The reader behind a flag."""
     module, _, function = READERS[name].partition(":")
     return getattr(importlib.import_module(module), function or "read")
 

@@ -7,14 +7,13 @@ target becomes `target_config` and `target_embed_tokens`. Of big matrices the fa
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from eagle3lab.core.errors import UsageError
-from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, read_header
+from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, read_header, written_share
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
 from eagle3lab.doctor.run import existing
@@ -37,6 +36,7 @@ def read_draft(value: str, facts: Facts) -> None:
             facts.could_not("the draft's weights", f"there is no safetensors file in {path}")
         return
     facts.put("draft_headers", {k: v for h in headers for k, v in h.as_facts().items()}, str(path))
+    facts.draft_files = headers
     _maps(headers, facts)
     _side_files(folder, facts)
     _matrix(headers, "embed_tokens.weight", "draft_embed_tokens", facts)
@@ -129,12 +129,6 @@ def _find(headers: list[Header], wanted: str) -> tuple[Header, str] | None:
             if name == wanted or name.endswith("." + wanted):
                 return header, name
     return None
-
-
-def written_share(path: Path) -> float:
-    """Share of the file that is really on disk; below 1 the file has holes, which read as zeros."""
-    status = os.stat(path)
-    return min(1.0, status.st_blocks * 512 / status.st_size) if status.st_size else 1.0
 
 
 def _maps(headers: list[Header], facts: Facts) -> None:

@@ -1,0 +1,135 @@
+"""Values in the draft's tensors: finite, not constant, and not as they were initialised. Big ones are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from eagle3lab.core.errors import Eagle3LabError
+from eagle3lab.core.safetensors_header import Header, HeaderError, TensorEntry, map_tensor, widen, written_share
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.tensor_names import is_buffer, is_map, is_scale
+
+SAMPLE = 65_536
+"""Values looked at in a tensor that is larger than this: SAMPLE / 16 values at each of 16 even places."""
+PLACES = 16
+FC_LIMIT = 64_000_000
+"""Bytes of fc up to which it is inspected in full; above, `eagle3lab inspect` is the command for it."""
+FC_ENOUGH = 10_000
+"""Entries below which a family of initialisation cannot be told from another."""
+FLOATS = ("F16", "BF16", "F32", "F64")
+
+
+def sample(header: Header, entry: TensorEntry) -> tuple[np.ndarray, bool]:
+    """Values of a tensor as float32 or float64, flat; True when they are all of them."""
+    flat = map_tensor(header, entry.name).reshape(-1)
+    if entry.count <= SAMPLE:
+        return widen(entry, flat), True
+    length = SAMPLE // PLACES
+    starts = np.linspace(0, entry.count - length, PLACES).astype(np.int64)
+    return np.concatenate([widen(entry, flat[start : start + length]) for start in starts]), False
+
+
+def _float_tensors(facts: Facts) -> Iterator[tuple[Header, TensorEntry]]:
+    for header in facts.draft_files:
+        for entry in header.tensors.values():
+            skip = is_map(entry.name) or is_buffer(entry.name) or is_scale(entry.name)
+            if entry.dtype in FLOATS and entry.count and not skip:
+                yield header, entry
+
+
+@check(
+    code="contents-values",
+    title="values that are not finite, all zero or constant",
+    reads=("draft_headers",),
+    rule="every weight is finite and varies; a norm may be all ones",
+    fix="export the draft again from a checkpoint that works: eagle3lab inspect DRAFT",
+    symptom="accept length near 1.00, or NaN logits",
+)
+def contents_values(facts: Facts) -> Iterator[Finding]:
+    """Look at samples; files with holes were never written in full and are only named."""
+    holes = {header.path for header in facts.draft_files if written_share(header.path) < 0.9}
+    for path in sorted(holes):
+        share = written_share(path)
+        yield could_not(f"the values in {path.name}", f"{share:.0%} of the file is on disk, the rest are holes")
+    for header, entry in _float_tensors(facts):
+        if header.path in holes:
+            continue
+        try:
+            values, complete = sample(header, entry)
+        except HeaderError as problem:
+            yield could_not(f"the values of {entry.name}", problem.what)
+            continue
+        finding = _judge(entry, values, complete)
+        if finding is not None:
+            yield finding
+
+
+def _judge(entry: TensorEntry, values: np.ndarray, complete: bool) -> Finding | None:
+    seen = f"of {len(values)}" + ("" if complete else " sampled")
+    bad = int((~np.isfinite(values)).sum())
+    if bad:
+        first = int(np.argmax(~np.isfinite(values)))
+        nan = int(np.isnan(values).sum())
+        return error(
+            entry.name,
+            f"{entry.name} holds {nan} NaN and {bad - nan} infinite values {seen}",
+            actual=bad,
+            nan=nan,
+            inf=bad - nan,
+            first=first if complete else None,
+        )
+    low, high = float(values.min()), float(values.max())
+    if low != high:
+        return None
+    if low == 0.0:
+        return error(
+            entry.name, f"{entry.name} is all zero ({len(values)} values {seen})", actual=0.0, shape=entry.shape
+        )
+    if len(entry.shape) == 1:
+        text = f"{entry.name} is constant {low:g}: as initialised, or never trained"
+        return info(entry.name, text, actual=low)
+    return error(entry.name, f"{entry.name} is constant {low:g}", actual=low, shape=entry.shape)
+
+
+@check(
+    code="contents-untouched",
+    title="fc as it was initialised",
+    reads=("draft_headers",),
+    also=("draft_config",),
+    rule="a trained fc differs from every family of initialisation",
+    fix="eagle3lab inspect DRAFT shows the evidence; train the drafter, or export the trained step",
+    symptom="accept length near 1: an untrained fc is a random projection, and loads perfectly",
+)
+def contents_untouched(facts: Facts) -> Iterator[Finding]:
+    """Ask `inspection` for the verdict on fc, when it can be read in full in short time."""
+    place = next(
+        ((h, e) for h, e in _float_tensors(facts) if e.name == "fc.weight" or e.name.endswith(".fc.weight")), None
+    )
+    if place is None or place[1].count < FC_ENOUGH or written_share(place[0].path) < 0.9:
+        return
+    header, entry = place
+    command = f"eagle3lab inspect {header.path.parent}"
+    if (entry.needed_bytes or 0) > FC_LIMIT:
+        text = f"fc.weight has {entry.count:,} entries, too many to judge here: {command}"
+        yield info("fc.weight", text, fix=command)
+        return
+    from eagle3lab.inspection import inspect_checkpoint
+
+    try:
+        verdict = inspect_checkpoint(Path(header.path), tensor=entry.name).verdict
+    except Eagle3LabError as problem:
+        yield could_not("whether fc was trained", problem.what)
+        return
+    labels = ", ".join(verdict.labels)
+    untouched = [label for label in verdict.labels if label.startswith("AT-INIT")]
+    if untouched:
+        yield warning("fc.weight", f"fc.weight is untouched since initialisation: {labels}", fix=command, labels=labels)
+    elif any(label.startswith("DEAD") for label in verdict.labels):
+        yield error("fc.weight", f"fc.weight is dead: {labels}", fix=command, labels=labels)
+    else:
+        yield info("fc.weight", f"fc.weight: {labels}", labels=labels)
