@@ -205,6 +205,17 @@ def serve(
     raise typer.Exit(step.serve(launch, probe=probe, log=log))
 
 
+@app.command()
+def fetch(
+    profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "smollm2",
+    source: Annotated[str | None, typer.Option(help="Folder to use instead of the profile's source.")] = None,
+) -> None:
+    """Bring the target of a profile onto this machine, once; its hash is pinned."""
+    from eagle3lab.steps import fetch as step
+
+    typer.echo(f"target: {step.fetch_target(profile, source, note=typer.echo)}")
+
+
 @app.command("run")
 def run_lab(
     profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "smollm2",

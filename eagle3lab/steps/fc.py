@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from eagle3lab.inspection import Inspection, inspect_checkpoint
+from eagle3lab.inspection.distribution import distribution
 from eagle3lab.inspection.report import number
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.snapshots import fc_trajectory
 from eagle3lab.targets.profiles import load_profile
+
+BINS, SPAN = 72, 3.6
+"""Bins of the figure, and how many standard deviations it reaches to each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,30 @@ class FcLook:
             told = used if isinstance(used, str) else ", ".join(used)
             rows.append((family["name"], f"{family['std']:.6g}", f"{family['ratio']:.4f}", told))
         return rows
+
+    @property
+    def densities(self) -> list[dict[str, Any]]:
+        """Per point: `edges` [B + 1], `density` [B], and the same of the initialisation that the verdict speaks of."""
+        home = self.found.judgement.home if self.found.judgement else None
+        blocks = []
+        for index, point in enumerate(self.found.layout.points):
+            weights = distribution(self.found.scan, index)
+            reach = SPAN * weights.moments.std
+            edges = np.linspace(-reach, reach, BINS + 1) if reach > 0 else np.linspace(-1, 1, BINS + 1)
+            counts, _ = np.histogram(weights.values, edges, weights=weights.counts)
+            width = edges[1] - edges[0]
+            blocks.append(
+                {
+                    "point": str(point),
+                    "edges": edges.tolist(),
+                    "density": (counts / weights.n / width).tolist(),
+                    "initial": None if home is None else (home.cells(edges) / width).tolist(),
+                    "family": None if home is None else home.name,
+                    "std": weights.moments.std,
+                    "initial_std": None if home is None else home.std,
+                }
+            )
+        return blocks
 
 
 def examine(run: Run, *, draft: str = "") -> FcLook:

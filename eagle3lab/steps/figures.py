@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
 from eagle3lab.acceptance.intervals import ratio_interval
-from eagle3lab.plots import acceptance, resources, states, tokens, training
+from eagle3lab.plots import acceptance, resources, states, tokens, training, weights
 from eagle3lab.plots.publish import Plot, Published
 from eagle3lab.steps.preflight import Preflight
 from eagle3lab.steps.show import say
@@ -63,6 +63,11 @@ def captured(summary: CaptureSummary, lengths: list[int]) -> Plot:
 def trained(summary: TrainSummary) -> Plot:
     """Training curves."""
     return training.training_curves(summary.history, summary.held_out)
+
+
+def fc_distribution(look: FcLook) -> Plot:
+    """Weights of fc by capture point, beside the initialisation that the verdict speaks of."""
+    return weights.weight_distribution(look.densities)
 
 
 def publish_way(look: FcLook, folder: Path) -> Published | None:

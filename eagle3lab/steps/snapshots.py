@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from eagle3lab.core.errors import CheckpointError
+from eagle3lab.inspection.record import snapshots
 
 
 def fc_trajectory(folder: Path, points: list[int]) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def fc_trajectory(folder: Path, points: list[int]) -> list[dict[str, Any]]:
     """
     start: np.ndarray | None = None
     rows = []
-    for path in sorted((folder / "fc_snapshots").glob("step-*.safetensors")):
+    for step, path in snapshots(folder):
         weight = _matrix(path)
         if weight.shape[1] % len(points):
             raise CheckpointError(f"{path}: fc has {weight.shape[1]} columns", rule=f"{len(points)} equal blocks")
@@ -35,7 +36,7 @@ def fc_trajectory(folder: Path, points: list[int]) -> list[dict[str, Any]]:
         ):
             size = float(np.linalg.norm(first))
             moved = float(np.linalg.norm(now - first)) / size if size else None
-            rows.append({"step": int(path.stem.removeprefix("step-")), "point": point, "std": float(now.std())})
+            rows.append({"step": step, "point": point, "std": float(now.std())})
             rows[-1]["moved"] = moved
     return rows
 

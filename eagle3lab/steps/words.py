@@ -61,7 +61,8 @@ def training(found: TrainSummary) -> str:
     text = (
         f"**Result.** {last['step']} optimiser steps in {found.seconds:.0f} s "
         f"({last['tokens_per_second']:.0f} tokens/s at the end; {parts}). The loss went from {first['loss']:.2f} to "
-        f"{last['loss']:.2f}; by TTT step the drafter now predicts {right} of the training tokens, words outside its vocabulary counted as misses."
+        f"{last['loss']:.2f}; by TTT step the drafter now predicts {right} of the training tokens, words outside its "
+        f"vocabulary counted as misses."
     )
     if found.held_out:
         start, end = found.held_out[0], found.held_out[-1]

@@ -1,0 +1,58 @@
+# make run     install into .venv, fetch the embedded target, run the lab end to end
+# make test    install, unit tests, every notebook at the quick preset
+#
+# Variables: PYTHON, VENV, TORCH_INDEX (see README), PROFILE, PRESET, RUN_ARGS, PYTEST_ARGS.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help install fetch run test test-unit test-notebooks test-engines test-all lint figures
+
+VENV ?= .venv
+PROFILE ?= smollm2
+PRESET ?= default
+RUN_ARGS ?=
+PYTEST_ARGS ?=
+export VENV
+BIN := $(VENV)/bin
+NOTEBOOK_TIMEOUT ?= 600
+
+help:
+	@sed -n 's/^# \?//p' Makefile | head -4
+	@echo 'others       install fetch test-unit test-notebooks test-engines test-all lint figures'
+
+install:
+	@scripts/install.sh
+
+fetch: install
+	@$(BIN)/eagle3lab fetch --profile $(PROFILE)
+
+run: fetch
+	@$(BIN)/eagle3lab run --profile $(PROFILE) --preset $(PRESET) $(RUN_ARGS)
+
+test: test-unit test-notebooks
+
+test-unit: install
+	@$(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
+
+# The batch rule of the notebooks: build what is missing, never take the latest run.
+test-notebooks: install fetch
+	@EAGLE3LAB_BATCH=1 MPLBACKEND=agg $(BIN)/python -m pytest --nbmake --nbmake-timeout=$(NOTEBOOK_TIMEOUT) --durations=0 notebooks
+
+test-engines: install
+	@if [ -x scripts/test_engines.sh ]; then scripts/test_engines.sh; \
+	else $(BIN)/python -m pytest tests/engines $(PYTEST_ARGS); fi
+
+# Everything at full count; the marker `slow` stands for what `make test` leaves out.
+test-all: install
+	@EAGLE3LAB_FULL=1 $(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory test-notebooks
+	@if [ -d tests/engines ]; then $(MAKE) --no-print-directory test-engines; fi
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+figures: install
+	@$(BIN)/python scripts/export_figures.py $(RUN)
