@@ -1,4 +1,4 @@
-"""What a server log tells: the engine, the algorithm in force, layer ids, dropped keys, acceptance. No findings in here.
+"""What a server log tells: engine, algorithm in force, layer ids, dropped keys, acceptance. No findings in here.
 
 SGLang prints its settings as `server_args=ServerArgs(name='value', ...)`, vLLM as
 `speculative_config=SpeculativeConfig(method='eagle3', ...)` or `non-default args: {...}`. Lines are cut at
@@ -32,7 +32,10 @@ _LAYERS = re.compile(
 )
 _DROPPED = (
     re.compile(r"[Pp]arameter ['\"]?([\w.]+)['\"]? not found in (?:params_dict|the model)"),
-    re.compile(r"(?:[Uu]nexpected|[Uu]nused|[Ss]kipp(?:ed|ing)) (?:keys?|weights?|parameters?)\b[^:\[{]{0,80}[:\[{]?\s*['\"]?([\w.]+)"),
+    re.compile(
+        r"(?:[Uu]nexpected|[Uu]nused|[Ss]kipp(?:ed|ing)) (?:keys?|weights?|parameters?)\b[^:\[{]{0,80}[:\[{]?"
+        r"\s*['\"]?([\w.]+)"
+    ),
     re.compile(r"no module or parameter named ['\"]([\w.]+)['\"]"),
 )  # fmt: skip
 _MISSING = re.compile(r"weights? (?:were|are) not initialized from (?:the )?checkpoints?:?\s*\{?([^}\n]{0,4000})")

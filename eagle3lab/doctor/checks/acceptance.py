@@ -21,7 +21,7 @@ FEW_STEPS = 4
 """Below this many verify steps zero accepted drafts prove little: a draft right 40 % of the time misses three in a row
 in one run of five."""
 LOW_RATE = 1.1 / 3
-"""Accepted per drafted position below which a chain is low: accept length 2.1 at 3 steps, the gate of published recipes."""
+"""Accepted per drafted position below which a chain is low: 2.1 at 3 steps, the gate of published recipes."""
 BARELY = 1.10
 """Accept length that a wrong vocabulary map or wrong weights leave; capture points off by one cost about 0.1."""
 
@@ -129,7 +129,7 @@ def counters(facts: Facts) -> Iterator[Finding]:
     title="rate of tree drafting and its denominator",
     reads=("verify_steps", "correct_drafts"),
     also=("steps", "topk", "draft_tokens"),
-    rule="a tree has two rates, per depth (steps) and per node (draft tokens - 1); a rate is printed with its denominator",
+    rule="a tree has two rates, per depth (steps) and per node (draft tokens - 1); a rate names its denominator",
     fix="print accept length, or the rate with the name of its denominator",
 )
 def tree(facts: Facts) -> Iterator[Finding]:

@@ -1,0 +1,222 @@
+"""Contents of captured states: finite rows, and rows that belong to their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from eagle3lab.doctor.checks.disk import dtype_of
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, copied_rows, from_recipe, from_values
+from eagle3lab.doctor.views import id_list, mapping, real, whole
+
+OUTLIER = 0.35
+"""Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than a factor 2."""
+COSINE = 0.99
+
+
+def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[int], mask: Sequence[Any] = (),
+                    *, block: int = 0) -> Iterator[Finding]:  # fmt: skip
+    """Findings about measured rows. where: prefix of messages; points: id of each block; mask: loss mask by row."""
+    names = [str(points[b]) if b < len(points) else f"block {b}" for b in range(max(len(points), 1))]
+    if report.nan_row_count:
+        rows = report.nan_rows
+        masked = bool(mask) and all(not mask[row] for row in rows if row < len(mask))
+        said = f"row {rows[0]}" if len(rows) == 1 else f"{report.nan_row_count} rows, first {rows[0]}"
+        blocks = {names[b]: count for b, count in report.nan_by_block.items() if count and b < len(names)}
+        yield error(
+            where, f"NaN in {said} of {report.rows}" + (", where the mask is 0" if masked else ""),
+            actual=report.nan_row_count, nan_rows=rows, nan_share=f"{report.nan_row_count}/{report.rows}",
+            blocks=blocks, token_positions=rows, masked=masked, mask_covers_it=masked,
+            note="0 x NaN is NaN: a zero mask does not save it",
+        )  # fmt: skip
+    if report.inf_values:
+        row, column = report.inf_at[0]
+        point = _point(column, block, points)
+        yield error(
+            where, f"inf at row {row}, column {column}, point {point}; {report.inf_values} in all",
+            actual="inf", inf_values=report.inf_values, row=row, column=column, point=point,
+        )  # fmt: skip
+    if report.zero_row_count:
+        row, blocks = next(iter(report.zero_rows.items()))
+        all_points = len(blocks) >= max(len(points), 1)
+        there = f"all {len(blocks)} points" if all_points else "point " + ", ".join(names[b] for b in blocks)
+        more = f"; {report.zero_row_count} such rows" if report.zero_row_count > 1 else ""
+        yield warning(where, f"row {row} is zero in {there}{more}", zero_rows=list(report.zero_rows), zero_points=there)
+    if report.at_max:
+        top = FLOAT_MAX[dtype]
+        yield warning(where, f"{report.at_max} values at {top:g}, the largest of {dtype}: likely clipped; store bf16",
+                      actual=report.at_max, at_max=report.at_max, likely="clipped; store bf16")  # fmt: skip
+    if report.largest and not (report.nan_row_count or report.inf_values or report.at_max):
+        value, row, column = report.largest[0], int(report.largest[1]), int(report.largest[2])
+        text = f"largest value {value:g} at row {row}, column {column}, point {_point(column, block, points)}"
+        yield info(where, text, largest=value, row=row, column=column)
+
+
+def _point(column: int, block: int, points: Sequence[int]) -> Any:
+    index = column // block if block else 0
+    return points[index] if index < len(points) else "unknown"
+
+
+@check(
+    code="states-finite",
+    title="NaN, infinite, zero and clipped rows",
+    reads=("shape", "recipe|values"),
+    also=("dtype", "points", "H", "loss_mask"),
+    rule="every row is finite and none is empty; a zero mask does not help, because 0 x NaN is NaN",
+    fix="capture the sample again; store bf16",
+    symptom="the loss becomes NaN",
+)
+def finite(facts: Facts) -> Iterator[Finding]:
+    """Contents given in full, or by a recipe."""
+    shape = id_list(facts.get("shape")) or []
+    given = facts.get("values")
+    values = from_values(given) if given is not None else from_recipe(str(facts.get("recipe") or ""), shape)
+    if values is None:
+        yield info("recipe", "could not check the states because their contents are not understood")
+        return
+    points = id_list(facts.get("points")) or []
+    block = whole(facts.get("H")) or (values.shape[1] // len(points) if points else 0)
+    dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
+    report = RowReport()
+    report.add(values, block=block if 0 < block <= values.shape[1] else 0, dtype=dtype)
+    mask = facts.get("loss_mask")
+    yield from report_findings(report, "states", dtype, points, mask if isinstance(mask, list) else (), block=block)
+
+
+@check(
+    code="states-swapped",
+    title="states stored under another sample's tokens",
+    reads=("state_rows_argmax", "tokens"),
+    also=("recipe", "head"),
+    rule="the target's head on row t gives the token at t + 1; two tokens never share a bit-equal row",
+    fix="capture the named samples again, one request at a time",
+    symptom="loss falls, acceptance stays near 1.00",
+)
+def swapped(facts: Facts) -> Iterator[Finding]:
+    """Agreement of every sample with its own tokens and, where it is low, with the others'."""
+    tokens = [id_list(item) for item in facts.get("tokens") or []]
+    states = [id_list(item) for item in facts.get("state_rows_argmax") or []]
+    if len(tokens) != len(states) or None in tokens or None in states:
+        yield error("tokens", f"{len(tokens)} token lists for {len(states)} lists of states", actual=len(states))
+        return
+    text_of, seen = [t or [] for t in tokens], [s or [] for s in states]
+    own = [agreement(s, t) for s, t in zip(seen, text_of, strict=True)]
+    best = {str(i): _best(i, seen[i], text_of, own[i]) for i in range(len(seen))}
+    evidence = {"next_token_agreement": own, "best_match_of_states": best}
+    moved = {int(i): j for i, j in best.items() if j is not None and int(i) != j}
+    pairs = sorted({(min(i, j), max(i, j)) for i, j in moved.items() if moved.get(j) == i})
+    for i, j in pairs:
+        yield error("samples", f"samples {i} and {j} are swapped: each holds the states of the other", **evidence)
+    for i, j in moved.items():
+        if moved.get(j) != i:
+            yield error("samples", f"sample {i} holds the states of sample {j}", **evidence)
+    if not moved:
+        yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
+    for group in copied_rows(str(facts.get("recipe") or "")):
+        yield repeated(group, "states", [group])
+
+
+def _best(index: int, states: list[int], tokens: list[list[int]], own: float | None) -> int | None:
+    """Sample whose tokens fit these states best; its own when no other fits clearly better."""
+    if own is None:
+        return None
+    if own >= 0.5 or len(tokens) > 2000:
+        return index
+    rates = [(agreement(states, other) or 0.0, -place) for place, other in enumerate(tokens)]
+    top, place = max(rates)
+    return -place if top >= 0.5 and top > 2 * own else index
+
+
+def repeated(group: list[int], where: str, groups: list[list[int]]) -> Finding:
+    """The finding about bit-equal rows."""
+    text = f"rows {group[0]} to {group[-1]} are bit-equal for different tokens"
+    return error(where, text, actual=group, rows=group, repeated_rows=groups)
+
+
+@check(
+    code="states-agreement",
+    title="next-token agreement by shard",
+    reads=("next_token_agreement_by_shard",),
+    rule="agreement of the target's head with the text is alike in all shards",
+    fix="capture the named shards again",
+    symptom="loss falls, acceptance stays near 1.00",
+)
+def by_shard(facts: Facts) -> Iterator[Finding]:
+    """Outliers against the best shard."""
+    rates = [real(rate) for rate in facts.get("next_token_agreement_by_shard") or []]
+    known = [rate for rate in rates if rate is not None]
+    if len(known) != len(rates):
+        yield error("agreement", "agreement holds something that is no number", actual=str(rates)[:80])
+        return
+    yield from _outliers(known, "shards", {"rates": known})
+
+
+def _outliers(rates: list[float], what: str, evidence: dict[str, Any]) -> Iterator[Finding]:
+    if not rates:
+        return
+    top = max(rates)
+    bad = [index for index, rate in enumerate(rates) if rate < OUTLIER * top]
+    if bad:
+        named = _listed(bad)
+        noun = what if len(bad) > 1 else what.rstrip("s")
+        verb = "do" if len(bad) > 1 else "does"
+        said = ", ".join(f"{rates[index]:.2f}" for index in bad[:5])
+        text = f"{noun} {named} {verb} not belong to their tokens: agreement {said}, best {top:.2f}"
+        yield error(what, text, actual=[rates[index] for index in bad], outliers=bad, **evidence)
+    elif top < 0.1:
+        text = f"no {what.rstrip('s')} agrees with its text (best {top:.2f}): norm position, points or head are wrong"
+        yield warning(what, text, actual=top, **evidence)
+    else:
+        yield info(what, f"agreement {min(rates):.2f} to {top:.2f}", **evidence)
+
+
+def _listed(items: list[int]) -> str:
+    """`1`, `1 and 2`, `1, 2 and 5`."""
+    head, last = ", ".join(map(str, items[:-1])), str(items[-1])
+    return f"{head} and {last}" if head else last
+
+
+@check(
+    code="states-same",
+    title="same states under different tokens",
+    reads=("shards",),
+    rule="different token lists have different states",
+    fix="capture both again",
+)
+def same(facts: Facts) -> Iterator[Finding]:
+    """Shards with one hash and several token lists."""
+    seen: dict[str, tuple[str, Any]] = {}
+    for index, raw in enumerate(facts.get("shards") or []):
+        shard = mapping(raw)
+        digest, tokens, name = shard.get("states_hash"), shard.get("tokens"), str(shard.get("name", index))
+        if digest is None or tokens is None:
+            continue
+        other = seen.setdefault(str(digest), (name, tokens))
+        if other[1] != tokens:
+            text = f"{other[0]} and {name} hold the same states for different tokens"
+            yield error("shards", text, actual=str(digest)[:64], shards=[other[0], name])
+
+
+@check(
+    code="states-batch-1",
+    title="rows against a capture at batch 1",
+    reads=("cosine_to_batch_1",),
+    also=("threshold", "rows_compared"),
+    rule="a row is the same whatever else is in the batch: cosine at least 0.99",
+    fix="capture again, one request at a time",
+)
+def batch_one(facts: Facts) -> Iterator[Finding]:
+    """Cosine of each stored row with the same row captured alone."""
+    cosines = [real(value) for value in facts.get("cosine_to_batch_1") or []]
+    limit = real(facts.get("threshold")) or COSINE
+    bad = [index for index, value in enumerate(cosines) if value is None or value < limit]
+    if not bad:
+        yield info("rows", f"{len(cosines)} rows agree with a capture at batch 1", threshold=limit)
+        return
+    named = ", ".join(map(str, bad[:8]))
+    values = [cosines[index] for index in bad]
+    text = f"rows {named} differ from a capture at batch 1: cosine below {limit:g}"
+    yield error("rows", text, actual=values, cosine=values, rows=bad, threshold=limit)
