@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,19 +70,31 @@ def write_replies(
     ]
 
 
-def save_replies(folder: Path, replies: Sequence[Reply], tokenizer: Any, facts: dict[str, Any]) -> None:
-    """Write replies as gzip JSON lines (no file over about 1 MB) and `replies.json` with `facts` and file hashes."""
+def save_replies(
+    folder: Path, groups: Mapping[str, Sequence[Reply]], tokenizer: Any, facts: dict[str, Any]
+) -> None:
+    """Write replies as gzip JSON lines (no file over about 1 MB) and `replies.json` with `facts` and file hashes.
+
+    Args:
+        groups: precision that the target computed in (`float32`, `bfloat16`) -> replies made so. Greedy text follows
+            the top logit, so where two are closer than rounding the precision decides; it is kept per file.
+    """
     files = {}
-    for number, start in enumerate(range(0, len(replies), ROWS_PER_FILE)):
-        rows = [_to_row(reply, tokenizer) for reply in replies[start : start + ROWS_PER_FILE]]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        path = folder / f"replies-{number:02d}.jsonl.gz"
-        write_bytes(path, gzip.compress(text.encode(), mtime=0))
-        files[path.name] = {"sha256": sha256_file(path), "replies": len(rows)}
-    tokens = sum(len(reply.tokens) for reply in replies)
-    write_json(
-        folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": tokens, "files": files}
-    )
+    for compute, replies in groups.items():
+        for number, start in enumerate(range(0, len(replies), ROWS_PER_FILE)):
+            some = replies[start : start + ROWS_PER_FILE]
+            text = "".join(json.dumps(_to_row(reply, tokenizer), ensure_ascii=False) + "\n" for reply in some)
+            path = folder / f"replies-{compute}-{number:02d}.jsonl.gz"
+            write_bytes(path, gzip.compress(text.encode(), mtime=0))
+            tokens = sum(len(reply.tokens) for reply in some)
+            files[path.name] = {
+                "sha256": sha256_file(path),
+                "replies": len(some),
+                "reply_tokens": tokens,
+                "compute": compute,
+            }
+    total = sum(entry["reply_tokens"] for entry in files.values())
+    write_json(folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": total, "files": files})
 
 
 def _to_row(reply: Reply, tokenizer: Any) -> dict[str, Any]:
@@ -109,9 +121,11 @@ def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: in
     facts = read_json(folder / REPLIES_MANIFEST)
     if facts["target_weight_sha256"] != weight_sha256:
         raise CorpusError(
-            f"replies in {folder} were written by weights {facts['target_weight_sha256'][:12]}, this target has {weight_sha256[:12]}",
+            f"replies in {folder} were written by weights {facts['target_weight_sha256'][:12]}, "
+            f"this target has {weight_sha256[:12]}",
             rule="a drafter learns the target's own replies",
-            fix=f"add --regenerate: about {facts['reply_tokens'] / 1000:.0f} k tokens, {facts.get('seconds', 0) / 60:.0f} minutes on the machine that made them",
+            fix=f"add --regenerate: about {facts['reply_tokens'] / 1000:.0f} k tokens; the shipped ones took "
+            f"{facts['seconds'] / 60:.0f} minutes on 2 cores",
         )
     replies = []
     for name, expected in facts["files"].items():

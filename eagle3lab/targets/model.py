@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from eagle3lab.core.errors import FetchError, PointsError
@@ -158,7 +159,7 @@ def load_target(
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise FetchError(
             f"{folder} cannot be loaded as a target: {str(error).splitlines()[0]}",
             fix="eagle3lab fetch --profile smollm2",

@@ -87,8 +87,9 @@ class _FusedLoss(torch.autograd.Function):
             total += (value * weights).sum().double()
             dlogits = gradient.mul_(weights.unsqueeze(-1)).to(compute).flatten(0, 1)
             dh = dlogits @ weight
-            for k in range(steps):
-                grads[k].index_add_(0, rows[k], dh[k * size : (k + 1) * size])
+            for k, grad in enumerate(grads):  # a row has one teacher a step, so it is written once
+                used = weights[k] != 0
+                grad[rows[k][used]] = dh[k * size : (k + 1) * size][used]
             if grad_head is not None:
                 grad_head += dlogits.T @ h
         ctx.grad_head, ctx.grads = grad_head, grads
@@ -96,8 +97,8 @@ class _FusedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        head = ctx.grad_head * grad if ctx.grad_head is not None else None
-        return head, None, None, None, None, None, *(g * grad.to(g.dtype) for g in ctx.grads)
+        head = ctx.grad_head.mul_(grad) if ctx.grad_head is not None else None
+        return head, None, None, None, None, None, *(g.mul_(grad.to(g.dtype)) for g in ctx.grads)
 
 
 def _pointwise(

@@ -1,0 +1,99 @@
+"""`eagle3lab corpus build`: replies of the target itself to a file of prompts.
+
+    eagle3lab corpus build --prompts data/prompts/train.jsonl
+
+Without --out they go to the cache, under the hash of the target's weights, where a run of the same weights finds them.
+The shipped replies in `data/replies` were made by this command's functions; their manifest says with what.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from eagle3lab.core.errors import CorpusError
+from eagle3lab.core.hashes import sha256_file
+from eagle3lab.core.paths import cache_folder, data_folder
+from eagle3lab.corpus.prompts import Prompt, read_prompts, write_own_prompts
+from eagle3lab.corpus.replies import save_replies, write_replies
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
+from eagle3lab.targets.model import load_target
+from eagle3lab.targets.profiles import load_profile
+
+
+def regenerated_folder(weight_sha256: str) -> Path:
+    """Where replies of other weights than the shipped ones live."""
+    return cache_folder() / "replies" / weight_sha256[:16]
+
+
+def build_replies(
+    profile: str,
+    prompts: Path | None = None,
+    *,
+    own: int = 0,
+    temperature: float = 0.0,
+    max_new_tokens: int = 128,
+    compute: str = "float32",
+    seed: int = 0,
+    batch: int = 64,
+    out: Path | None = None,
+    progress: Callable[[str, int], None] | None = None,
+) -> Path:
+    """Let the target answer prompts, and write them with a manifest.
+
+    Args:
+        prompts: JSONL of prompts; None = the training prompts of this project.
+        own: also ask the target for this many prompts of its own (empty and repeated ones are dropped).
+        temperature: 0 = greedy.
+        compute: precision of the forwards, `float32` or `bfloat16`.
+        progress: called with (what, tokens so far).
+
+    Raises:
+        CorpusError: the profile has no chat turns, or `out` holds replies already.
+    """
+    described = load_profile(profile)
+    if described.chat is None:
+        raise CorpusError(f"profile '{profile}' has no [chat] section", rule="prompts need chat turns")
+    folder = fetched_folder(described)
+    weights = weight_hash(folder)
+    out = out or regenerated_folder(weights)
+    if (out / "replies.json").exists():
+        raise CorpusError(f"{out} holds replies already", rule="nothing is overwritten", fix=f"rm -r {out}")
+    source = prompts or data_folder() / "prompts" / "train.jsonl"
+    asked: list[Prompt] = read_prompts(source)
+    target = load_target(folder, dtype=compute)
+    started = time.monotonic()
+    if own:
+        chat = described.chat
+        asked += write_own_prompts(
+            target,
+            own,
+            user_header=chat.user_header,
+            system_prompt=chat.system_prompt,
+            seed=seed,
+            progress=(lambda n: progress("prompts", n)) if progress else None,
+        )
+    replies = write_replies(
+        target,
+        asked,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        seed=seed,
+        batch=batch,
+        progress=(lambda n: progress("replies", n)) if progress else None,
+    )
+    facts: dict[str, Any] = {
+        "target_id": described.model.id,
+        "target_weight_sha256": weights,
+        "temperature": temperature,
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+        "batch": batch,
+        "own_asked": own,
+        "prompts_sha256": sha256_file(source),
+        "seconds": round(time.monotonic() - started, 1),
+    }
+    save_replies(out, {compute: replies}, target.tokenizer, facts)
+    return out
