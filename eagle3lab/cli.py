@@ -225,6 +225,12 @@ def run_lab(
     ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Stop cleanly after so many minutes.")] = None,
     resume: Annotated[str | None, typer.Option(help="Finish this run directory instead of a new one.")] = None,
+    regenerate: Annotated[
+        bool,
+        typer.Option(
+            "--regenerate", help="Let the target write its replies anew when the shipped ones are not its own."
+        ),
+    ] = False,
     json_output: JsonFlag = False,
 ) -> None:
     """Run the whole lab: capture, train, inspect, measure acceptance, and write the report."""
@@ -232,6 +238,10 @@ def run_lab(
 
     # With --json, stdout carries the result alone.
     note = (lambda line: typer.echo(line, err=True)) if json_output else typer.echo
+    if regenerate:
+        from eagle3lab.steps.corpus_build import regenerate_if_needed
+
+        regenerate_if_needed(profile, note=note)
     outcome = step.run_lab(
         profile=profile,
         preset=preset,
@@ -241,6 +251,65 @@ def run_lab(
         note=note,
     )
     finish(outcome, json_output)
+
+
+@app.command()
+def capture(
+    run_directory: Annotated[str | None, typer.Option("--run", help="Run directory; none = a new run.")] = None,
+    profile: Annotated[str, typer.Option(help="Target profile of a new run.")] = "smollm2",
+    preset: Annotated[str, typer.Option(help="quick | default | long, of a new run.")] = "default",
+    json_output: JsonFlag = False,
+) -> None:
+    """Capture the target's states for the corpus of a run. An interrupted capture goes on where it stopped."""
+    from eagle3lab.steps import verbs
+
+    finish(verbs.capture(run_directory, profile, preset, note=lambda line: typer.echo(line, err=True)), json_output)
+
+
+@app.command()
+def train(
+    run_directory: Annotated[str | None, typer.Option("--run", help="Run directory; none = a new run.")] = None,
+    profile: Annotated[str, typer.Option(help="Target profile of a new run.")] = "smollm2",
+    preset: Annotated[str, typer.Option(help="quick | default | long, of a new run.")] = "default",
+    convention: Annotated[
+        str, typer.Option(help="Loss mask and normalisation: served | specforge | speculators")
+    ] = "served",
+    max_minutes: Annotated[float | None, typer.Option(help="Stop cleanly after so many minutes of training.")] = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Train the drafter of a run, capturing its states first when they are missing."""
+    from eagle3lab.steps import verbs
+
+    note = lambda line: typer.echo(line, err=True)  # noqa: E731
+    outcome = verbs.train(run_directory, profile, preset, convention=convention, max_minutes=max_minutes, note=note)
+    finish(outcome, json_output)
+
+
+corpus_app = typer.Typer(help="Make a corpus of the target's own replies.", no_args_is_help=True)
+app.add_typer(corpus_app, name="corpus")
+
+
+@corpus_app.command("build")
+def corpus_build(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSONL of prompts; none = this project's training prompts.")
+    ] = None,
+    profile: Annotated[str, typer.Option(help="Target profile.")] = "smollm2",
+    own: Annotated[int, typer.Option(help="Also ask the target for so many prompts of its own.")] = 0,
+    temperature: Annotated[float, typer.Option(help="0 = greedy.")] = 0.0,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest reply.")] = 128,
+    compute: Annotated[str, typer.Option(help="float32 | bfloat16")] = "float32",
+    seed: Annotated[int, typer.Option(help="Of the sampler.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for the replies; none = the cache.")] = None,
+) -> None:
+    """Let the target answer prompts itself; the replies are what its drafter learns from."""
+    from eagle3lab.steps import corpus_build as step
+
+    folder = step.build_replies(
+        profile, prompts, own=own, temperature=temperature, max_new_tokens=max_new_tokens, compute=compute, seed=seed,
+        out=out, progress=step.progress_line(lambda line: typer.echo(line, err=True)),
+    )  # fmt: skip
+    typer.echo(f"replies: {folder}")
 
 
 @app.command()

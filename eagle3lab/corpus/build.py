@@ -11,7 +11,7 @@ from eagle3lab.core.hashes import sha256_json
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.chat import Rendered, attach_reply, render_prompt
 from eagle3lab.corpus.prompts import Prompt, read_prompts
-from eagle3lab.corpus.replies import Reply, load_replies
+from eagle3lab.corpus.replies import Reply
 from eagle3lab.corpus.vocabulary import DraftVocabulary, choose_vocabulary
 
 VALIDATION_SAMPLES = 48
@@ -80,11 +80,6 @@ def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, g
     ]
     digest = sha256_json([[r.id, s.input_ids] for r, s in zip(chosen, rendered, strict=True)])
     return Corpus(chosen, rendered, validation, greedy, digest)
-
-
-def shipped_replies(tokenizer: Any, *, weight_sha256: str, eos_id: int, folder: Path | None = None) -> list[Reply]:
-    """The replies that ship in `data/replies`, refused when they belong to other weights."""
-    return load_replies(folder or data_folder() / "replies", tokenizer, weight_sha256=weight_sha256, eos_id=eos_id)
 
 
 def held_out(name: str) -> list[Prompt]:

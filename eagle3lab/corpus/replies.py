@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3lab.core.errors import CorpusError
 from eagle3lab.core.files import read_json, write_bytes, write_json
 from eagle3lab.core.hashes import sha256_file
+from eagle3lab.core.paths import cache_folder
 from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.corpus.prompts import Prompt, read_jsonl
 
@@ -37,6 +38,11 @@ class Reply:
     prompt: str
     tokens: list[int]
     ended: bool
+
+
+def regenerated_folder(weight_sha256: str) -> Path:
+    """Where replies of other weights than the shipped ones live: in the cache, under the hash of those weights."""
+    return cache_folder() / "replies" / weight_sha256[:16]
 
 
 def write_replies(
@@ -70,9 +76,7 @@ def write_replies(
     ]
 
 
-def save_replies(
-    folder: Path, groups: Mapping[str, Sequence[Reply]], tokenizer: Any, facts: dict[str, Any]
-) -> None:
+def save_replies(folder: Path, groups: Mapping[str, Sequence[Reply]], tokenizer: Any, facts: dict[str, Any]) -> None:
     """Write replies as gzip JSON lines (no file over about 1 MB) and `replies.json` with `facts` and file hashes.
 
     Args:
@@ -94,7 +98,9 @@ def save_replies(
                 "compute": compute,
             }
     total = sum(entry["reply_tokens"] for entry in files.values())
-    write_json(folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": total, "files": files})
+    write_json(
+        folder / REPLIES_MANIFEST, {"schema": "eagle3lab-replies/1", **facts, "reply_tokens": total, "files": files}
+    )
 
 
 def _to_row(reply: Reply, tokenizer: Any) -> dict[str, Any]:

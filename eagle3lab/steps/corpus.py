@@ -10,8 +10,8 @@ from eagle3lab.core.errors import FetchError
 from eagle3lab.core.files import read_json
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.paths import data_folder
-from eagle3lab.corpus.build import HELD_OUT, Corpus, build_corpus, held_out, shipped_replies
-from eagle3lab.corpus.replies import REPLIES_MANIFEST
+from eagle3lab.corpus.build import HELD_OUT, Corpus, build_corpus, held_out
+from eagle3lab.corpus.replies import REPLIES_MANIFEST, load_replies, regenerated_folder
 from eagle3lab.runs.directory import Run
 from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.profiles import load_profile
@@ -56,12 +56,19 @@ def load_tokenizer(profile: str) -> Any:
 
 
 def corpus_for(run: Run, tokenizer: Any = None) -> Corpus:
-    """The corpus of a run; cheap enough to be made again by every step that needs it."""
+    """The corpus of a run; cheap enough to be made again by every step that needs it.
+
+    Replies that were regenerated for these very weights are used when there are some, else the shipped ones.
+    """
     profile = load_profile(run.manifest.profile)
     tokenizer = tokenizer if tokenizer is not None else load_tokenizer(run.manifest.profile)
-    facts = read_json(data_folder() / "replies" / REPLIES_MANIFEST)
+    weights = weight_hash(fetched_folder(profile))
+    folder = regenerated_folder(weights)
+    if not (folder / REPLIES_MANIFEST).exists():
+        folder = data_folder() / "replies"
+    facts = read_json(folder / REPLIES_MANIFEST)
     end = tokenizer.convert_tokens_to_ids(profile.chat.turn_end) if profile.chat else tokenizer.eos_token_id
-    replies = shipped_replies(tokenizer, weight_sha256=weight_hash(fetched_folder(profile)), eos_id=end)
+    replies = load_replies(folder, tokenizer, weight_sha256=weights, eos_id=end)
     return build_corpus(tokenizer, replies, samples=run.preset.train_samples, greedy=facts["temperature"] == 0)
 
 

@@ -14,18 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import CorpusError
+from eagle3lab.core.files import read_json
 from eagle3lab.core.hashes import sha256_file
-from eagle3lab.core.paths import cache_folder, data_folder
+from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.prompts import Prompt, read_prompts, write_own_prompts
-from eagle3lab.corpus.replies import save_replies, write_replies
-from eagle3lab.targets.fetch import fetched_folder, weight_hash
+from eagle3lab.corpus.replies import REPLIES_MANIFEST, regenerated_folder, save_replies, write_replies
+from eagle3lab.targets.fetch import fetch, fetched_folder, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import load_profile
-
-
-def regenerated_folder(weight_sha256: str) -> Path:
-    """Where replies of other weights than the shipped ones live."""
-    return cache_folder() / "replies" / weight_sha256[:16]
 
 
 def build_replies(
@@ -59,7 +55,7 @@ def build_replies(
     folder = fetched_folder(described)
     weights = weight_hash(folder)
     out = out or regenerated_folder(weights)
-    if (out / "replies.json").exists():
+    if (out / REPLIES_MANIFEST).exists():
         raise CorpusError(f"{out} holds replies already", rule="nothing is overwritten", fix=f"rm -r {out}")
     source = prompts or data_folder() / "prompts" / "train.jsonl"
     asked: list[Prompt] = read_prompts(source)
@@ -97,3 +93,31 @@ def build_replies(
     }
     save_replies(out, {compute: replies}, target.tokenizer, facts)
     return out
+
+
+OWN_ASKED = 4200
+"""Prompts that the target is asked for when its replies are made anew: as many as for the shipped ones."""
+
+
+def regenerate_if_needed(profile: str, *, note: Callable[[str], None] = print) -> Path | None:
+    """Make the replies of this target when the shipped ones belong to other weights; None when they are its own."""
+    described = load_profile(profile)
+    weights = weight_hash(fetch(described, note=note))
+    facts = read_json(data_folder() / "replies" / REPLIES_MANIFEST)
+    folder = regenerated_folder(weights)
+    if facts["target_weight_sha256"] == weights or (folder / REPLIES_MANIFEST).exists():
+        return None
+    note(f"regenerating about {facts['reply_tokens'] / 1000:.0f} k reply tokens with {described.model.id}")
+    return build_replies(profile, own=OWN_ASKED, progress=progress_line(note))
+
+
+def progress_line(note: Callable[[str], None], every: int = 5000) -> Callable[[str, int], None]:
+    """A progress callback that says a line each `every` tokens, with the speed so far."""
+    started, said = time.monotonic(), {"": 0}
+
+    def progress(what: str, tokens: int) -> None:
+        if tokens - said.get(what, 0) >= every:
+            said[what] = tokens
+            note(f"{what}: {tokens} tokens, {tokens / (time.monotonic() - started):.0f} tokens/s")
+
+    return progress

@@ -22,6 +22,7 @@ from eagle3lab.steps.corpus import corpus_for
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
+from eagle3lab.training.conventions import Convention
 from eagle3lab.training.trainer import Trainer, TrainSettings
 
 
@@ -65,7 +66,7 @@ def draft_config(profile: Profile, target: Target, draft_vocab_size: int) -> Dra
     )
 
 
-def train_settings(preset: Preset, seed: int) -> TrainSettings:
+def train_settings(preset: Preset, seed: int, convention: Convention = "served") -> TrainSettings:
     """Settings of a preset."""
     return TrainSettings(
         steps=preset.train_steps,
@@ -73,13 +74,18 @@ def train_settings(preset: Preset, seed: int) -> TrainSettings:
         ttt_steps=preset.ttt_steps,
         learning_rate=preset.learning_rate,
         seed=seed,
+        convention=convention,
         checkpoint_every=max(50, preset.train_steps // 10),
         evaluate_every=max(1, preset.train_steps // 5),
     )
 
 
 def train_drafter(
-    run: Run, *, progress: Callable[[dict[str, Any]], None] | None = None, max_seconds: float | None = None
+    run: Run,
+    *,
+    progress: Callable[[dict[str, Any]], None] | None = None,
+    max_seconds: float | None = None,
+    convention: Convention = "served",
 ) -> TrainSummary:
     """Train the drafter of a run from its captured states; an interrupted training goes on from its last checkpoint."""
     with run.recording("train"):
@@ -90,7 +96,7 @@ def train_drafter(
         vocabulary = corpus.vocabulary(target.vocab_size, run.preset.draft_vocab_size)
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         drafter, recipe = build_drafter(config, target, torch.from_numpy(vocabulary.kept), seed=run.manifest.seed)
-        settings = train_settings(run.preset, run.manifest.seed)
+        settings = train_settings(run.preset, run.manifest.seed, convention)
         trainer = Trainer(drafter, target, store, list(corpus.train), list(corpus.held_back), settings, run.drafter)
         trainer.resume()
         started = time.monotonic()

@@ -1,0 +1,97 @@
+"""`eagle3lab capture` and `eagle3lab train`: single steps of a run, without notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.runs.directory import Run
+from eagle3lab.steps.capture import capture_states
+from eagle3lab.steps.corpus import prepare_corpus
+from eagle3lab.steps.corpus_build import progress_line
+from eagle3lab.steps.fetch import fetch_for
+from eagle3lab.steps.train import train_drafter
+from eagle3lab.training.conventions import CONVENTIONS
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """Lines for a person and the same facts for a program."""
+
+    lines: list[str]
+    facts: dict[str, Any]
+    exit_code: int = 0
+
+    def as_text(self) -> str:
+        """The lines."""
+        return "\n".join(self.lines)
+
+    def as_json(self) -> dict[str, Any]:
+        """The facts."""
+        return self.facts
+
+
+def capture(run_directory: str | None, profile: str, preset: str, *, note: Callable[[str], None]) -> StepOutcome:
+    """Capture the states of a run, doing the steps before it when they are missing."""
+    run = _run(run_directory, profile, preset)
+    _before(run, ("fetch", "corpus"), note)
+    say = progress_line(note, every=20_000)
+    done = capture_states(run, progress=lambda tokens, total: say(f"captured (of {total})", tokens))
+    speed = done.tokens_per_second
+    lines = [
+        f"states: {done.folder}",
+        f"{done.samples} samples, {done.tokens} tokens, {done.width} numbers a token, {done.bytes / 1e6:.0f} MB",
+        f"{speed:.0f} tokens/s" if speed is not None else "nothing to do: these states were there already",
+        f"run: {run.path}",
+    ]
+    facts = {"run": str(run.path), "states": str(done.folder), "samples": done.samples, "tokens": done.tokens,
+             "width": done.width, "bytes": done.bytes, "tokens_per_second": speed}  # fmt: skip
+    return StepOutcome(lines, facts)
+
+
+def train(
+    run_directory: str | None,
+    profile: str,
+    preset: str,
+    *,
+    convention: str,
+    max_minutes: float | None,
+    note: Callable[[str], None],
+) -> StepOutcome:
+    """Train the drafter of a run, doing the steps before it when they are missing."""
+    if convention not in CONVENTIONS:
+        raise UsageError(f"unknown convention '{convention}'", rule=nearest(convention, CONVENTIONS))
+    run = _run(run_directory, profile, preset)
+    _before(run, ("fetch", "corpus", "capture"), note)
+
+    def progress(row: dict[str, Any]) -> None:
+        note(
+            f"step {row['step']}: loss {row['loss']:.3f}, accuracy by step "
+            f"{', '.join(f'{value:.3f}' for value in row['accuracy_by_step'])}, {row['tokens_per_second']:.0f} tokens/s"
+        )
+
+    seconds = None if max_minutes is None else 60 * max_minutes
+    done = train_drafter(run, progress=progress, max_seconds=seconds, convention=convention)
+    last = done.held_out[-1] if done.held_out else {}
+    lines = [
+        f"drafter: {done.folder}",
+        f"held-out replay (teacher-forced, k = K): accept length {last.get('simulated_accept_length', 'unknown')}",
+        *(["stopped by --max-minutes before the last step"] if done.truncated else []),
+        f"run: {run.path}",
+    ]
+    facts = {"run": str(run.path), "drafter": str(done.folder), "held_out": last, "truncated": done.truncated}
+    return StepOutcome(lines, facts)
+
+
+def _run(directory: str | None, profile: str, preset: str) -> Run:
+    return Run.create(profile, preset) if directory is None else Run.open(directory)
+
+
+def _before(run: Run, steps: tuple[str, ...], note: Callable[[str], None]) -> None:
+    does = {"fetch": lambda: fetch_for(run, note=note), "corpus": lambda: prepare_corpus(run),
+            "capture": lambda: capture_states(run)}  # fmt: skip
+    for step in steps:
+        if run.step_state(step) != "ok":
+            does[step]()
