@@ -8,10 +8,10 @@ from eagle3lab.doctor.registry import Check, all_checks
 
 _HEAD = """# Checks of the doctor
 
-Written by `python -m eagle3lab.doctor.catalogue > docs/checks.md`; do not edit by hand. `eagle3lab doctor --explain CODE`
+Written by `python -m eagle3lab.doctor.catalogue > docs/checks.md`; do not edit by hand. `doctor --explain CODE`
 prints one entry. A check runs when the facts it reads are there; what was given and could not be checked is said in the
-report under `not-checked`. Besides these, `artefact-broken` tells of a file that cannot be read, `fact-type` of a fact of
-the wrong type, and `check-broken` of a check that failed on its input, which is a bug of this program.
+report under `not-checked`. Besides these, `artefact-broken` tells of a file that cannot be read, `fact-type` of a fact
+of the wrong type, and `check-broken` of a check that failed on its input, which is a bug of this program.
 """
 
 

@@ -61,7 +61,7 @@ def collect(inputs: Inputs) -> Facts:
     for name, value in given:
         for one in value if isinstance(value, tuple) else (value,):
             reader_of(name)(one, facts)
-    _choose_engines(facts, inputs.engine)
+    choose_engines(facts, inputs.engine)
     return facts
 
 
@@ -71,7 +71,7 @@ def reader_of(name: str) -> Callable[[str, Facts], None]:
     return getattr(importlib.import_module(module), function or "read")
 
 
-def _choose_engines(facts: Facts, asked: str) -> None:
+def choose_engines(facts: Facts, asked: str) -> None:
     """--engine decides; else the fact `serve_with`; else the launch line; else SGLang and vLLM are both judged."""
     text = asked if asked and asked != "any" else (facts.get("serve_with") or "")
     if text:
