@@ -8,7 +8,7 @@ distance that sampling alone is expected to give at this size.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,15 +55,17 @@ class Distribution:
         marks = np.linspace(-SPAN * s, SPAN * s, int(2 * SPAN * BINS_PER_STD) + 1)
         cut = np.searchsorted(marks, self.values)
         starts = np.flatnonzero(np.concatenate(([True], np.diff(cut) > 0)))
-        return Bins(np.concatenate((self.edges[starts], self.edges[-1:])), np.add.reduceat(self.counts, starts))
+        edges = np.concatenate((self.edges[starts], self.edges[-1:]))
+        return Bins(edges, np.add.reduceat(self.counts, starts), starts)
 
 
 @dataclass(frozen=True)
 class Bins:
-    """edges [K + 1], counts [K]."""
+    """edges [K + 1], counts [K], starts [K]: first cell of the grid in each bin."""
 
     edges: np.ndarray
     counts: np.ndarray
+    starts: np.ndarray
 
     def distance(self, probability: np.ndarray) -> float:
         """Total variation between the observed shares and `probability` [K]."""
@@ -142,12 +144,15 @@ def fit(family: Family, found: Distribution) -> Fit:
     """
     bins = found.bins()
     ratio = found.moments.std / family.std
-    untouched = bins.distance(family.cells(bins.edges))
-    options = [(1.0, _best_tau(family, bins, 1.0))] if ratio > 0.97 else []
+    # A native draw differs from the cast one in single cells, so those are summed; bins alone would move a whole bin.
+    fresh = np.add.reduceat(family.cells(found.edges), bins.starts) if family.native else family.cells(bins.edges)
+    untouched = bins.distance(fresh)
+    blurred = replace(family, native=False)
+    options = [(1.0, _best_tau(blurred, bins, 1.0))] if ratio > 0.97 else []
     shrink = _shrink(family, found.moments)
     if SMALLEST_SHRINK < shrink < 1.0 - 1e-4:
-        options.append((shrink, _best_tau(family, bins, shrink)))
-    scored = [(bins.distance(family.cells(bins.edges, shrink=c, tau=t)), c, t) for c, t in options]
+        options.append((shrink, _best_tau(blurred, bins, shrink)))
+    scored = [(bins.distance(blurred.cells(bins.edges, shrink=c, tau=t)), c, t) for c, t in options]
     scored = scored or [(untouched, 1.0, 0.0)]
     best = scored[0]
     if len(scored) > 1 and scored[1][0] < 0.8 * best[0] - 2 * bins.noise():

@@ -28,6 +28,9 @@ from eagle3lab.inspection.verdict import BlockFinding, bound_of, judge_block
 EVIDENCE_INDICES = 2000
 """Longest list of row or column numbers that `where` carries in full."""
 
+SMALLEST_SIZE = 0.003
+"""Smallest relative update that the fit resolves; below it only the fact of a change is printed."""
+
 
 @dataclass
 class Judgement:
@@ -195,7 +198,8 @@ def _judge_live(scan: Scan, live: list[int], result: Judgement, case: _Case, qua
         _moved_evidence(scan, result, others, case)
     else:
         size = _size(scan, home)
-        case.labels.append(f"MOVED-FROM-INIT({size:.3g})")
+        shown_size = f"{size:.3g}" if size >= SMALLEST_SIZE else f"<{SMALLEST_SIZE}"
+        case.labels.append(f"MOVED-FROM-INIT({shown_size})")
         _moved_evidence(scan, result, others, case)
 
 

@@ -11,7 +11,7 @@
 | signature | 2 | a bounded start is recognised only where it fits this many times better than a normal |
 | normal_range | 0.8 .. 1.25 | std ratio within which a normal shape is given a normal family's name |
 | largest_update | 1.0 | update over start above which a uniform start leaves no recognisable shape |
-| quantised_kurtosis | 0.1 | how far the excess kurtosis of a quantised matrix may lie from the family's after the update |
+| quantised_kurtosis | 0.1 | distance of a quantised matrix in excess kurtosis to the family with the update added |
 | quantised | 5 | factor on std, mean and kurtosis margins once quantisation is shown; cells are not compared then |
 
 Every comparison also allows four standard errors (three times the expected noise for distances), which at Kimi size is

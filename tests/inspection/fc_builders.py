@@ -39,3 +39,39 @@ def save_fc(folder: Path, weights: np.ndarray, *, name: str = "fc.weight") -> Pa
     """Save float32 `weights` rounded to bfloat16 as `folder`/model.safetensors; returns the folder."""
     write_safetensors(folder / "model.safetensors", {name: bfloat16_bits(weights)})
     return folder
+
+
+def normal(shape: tuple[int, int], std: float, seed: int) -> np.ndarray:
+    """float32 N(0, std^2)."""
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32) * np.float32(std)
+
+
+def start_std(shape: tuple[int, int]) -> float:
+    """std of torch's default Linear initialisation at this fan_in."""
+    return 1 / np.sqrt(3 * shape[1])
+
+
+def low_rank(shape: tuple[int, int], rank: int, std: float, seed: int) -> np.ndarray:
+    """Random matrix of a rank, scaled to `std`."""
+    rng = np.random.default_rng(seed)
+    product = rng.standard_normal((shape[0], rank), dtype=np.float32) @ rng.standard_normal(
+        (rank, shape[1]), dtype=np.float32
+    )
+    return product * np.float32(std / product.std())
+
+
+def float8_round_trip(weights: np.ndarray, *, per_row: bool = False) -> np.ndarray:
+    """bfloat16 weights -> float8 e4m3 with one scale (or one a row) -> float32, as dequantising leaves them."""
+    from eagle3lab.inspection.formats import to_float32, value_table
+
+    w = to_float32(bfloat16_bits(weights), "BF16").astype(np.float64)
+    scale = np.abs(w).max(axis=1 if per_row else None, keepdims=True) / 448.0
+    codes = value_table("F8_E4M3")
+    codes = np.unique(codes[np.isfinite(codes)])
+    middles = (codes[1:] + codes[:-1]) / 2
+    out = np.empty_like(w, dtype=np.float32)
+    for i in range(0, len(w), 64):
+        part = w[i : i + 64]
+        s = scale[i : i + 64] if per_row else scale
+        out[i : i + 64] = codes[np.searchsorted(middles, part / s)] * s
+    return out
