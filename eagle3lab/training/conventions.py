@@ -6,7 +6,7 @@
 |-------------|----------------------------------------------------------------|-------------------|----------------------|--------------|
 | served      | l_{t+1} and l_{t+2} ... l_{t+k+2}: what a server really drafts | weight 0          | trained pairs of k=0 | 0.8^k        |
 | specforge   | l_{t+k}                                                        | weight 0          | B * T of the padded batch | 0.8^k   |
-| speculators | l_{t+k+1}                                                      | trained           | (sum of mask + 1e-5) a row, mean over rows | 1 |
+| speculators | l_{t+k+1}                                                      | trained           | sum of mask over the packed row + 1e-5 | 1  |
 
 Sources: SpecForge 0.2.0 and speculators 0.9.0 as read and run for tests/parity.
 """
@@ -97,8 +97,6 @@ def supervise(
             else:
                 inside[:] = False
             masks[step, s.start : s.stop] = inside
-            if convention == "speculators":
-                scale[step, s.start : s.stop] = 1.0 / (float(inside.sum()) + 1e-5) / len(sizes)
     if not masks.any():
         raise TrainingError(
             f"0 supervised tokens in a batch of {batch.tokens}",
@@ -109,6 +107,8 @@ def supervise(
         scale[:] = 1.0 / float(max(int(masks[0].sum()), 1))
     elif convention == "specforge":
         scale[:] = 1.0 / float(padded_slots or max(sizes) * len(sizes))
+    else:  # its collator packs every batch into one row, so the mean over rows is over that one
+        scale[:] = 1.0 / (masks.sum(-1, keepdim=True).float() + 1e-5)
     return _gather(batch, masks, scale, choice, base, drop_unknown=convention != "speculators")
 
 

@@ -60,6 +60,7 @@ class _FusedLoss(torch.autograd.Function):
         last: Tensor,
         supervision: Supervision,
         kind: LossKind,
+        temperature: float,
         sums: StepSums,
         *hidden: Tensor,
     ) -> Tensor:
@@ -72,7 +73,7 @@ class _FusedLoss(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float64)
         for start in range(0, len(supervision.teacher), CHUNK_ROWS):
             piece = slice(start, start + CHUNK_ROWS)
-            p = (last[supervision.teacher[piece]].to(compute) @ teacher_weight.T).float().softmax(-1)
+            p = (last[supervision.teacher[piece]].to(compute) @ teacher_weight.T).float().div_(temperature).softmax(-1)
             rows, weights = supervision.rows[:, piece], supervision.weights[:, piece]
             h = torch.cat([hidden[k][rows[k]] for k in range(steps)])
             logits = (h @ weight.T).float()
@@ -98,7 +99,7 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         head = ctx.grad_head.mul_(grad) if ctx.grad_head is not None else None
-        return head, None, None, None, None, None, *(g.mul_(grad.to(g.dtype)) for g in ctx.grads)
+        return head, None, None, None, None, None, None, *(g.mul_(grad.to(g.dtype)) for g in ctx.grads)
 
 
 def _pointwise(
@@ -133,6 +134,7 @@ def ttt_loss(
     supervision: Supervision,
     *,
     kind: LossKind = "ce",
+    temperature: float = 1.0,
     expected: bool = False,
 ) -> tuple[Tensor, StepSums]:
     """Weighted loss over all steps, differentiable in `hidden` and `head`.
@@ -142,6 +144,7 @@ def ttt_loss(
         head: drafter's lm_head weight [Vd, H].
         teacher_head: target's head restricted to the kept rows [Vd, Ht]; the teacher is renormalised on them.
         last: [N, Ht] target states after the final norm.
+        temperature: of the teacher; below 1 its distribution is sharpened towards the choice that greedy decoding makes.
         expected: also sum the expected acceptance sum(min(p, q)).
 
     Returns:
@@ -149,7 +152,7 @@ def ttt_loss(
     """
     zeros = torch.zeros(len(hidden), dtype=torch.float64)
     sums = StepSums(zeros.clone(), zeros.clone(), zeros.clone(), zeros.clone() if expected else None)
-    return _FusedLoss.apply(head, teacher_head, last, supervision, kind, sums, *hidden), sums
+    return _FusedLoss.apply(head, teacher_head, last, supervision, kind, temperature, sums, *hidden), sums
 
 
 def reference_loss(
@@ -160,9 +163,10 @@ def reference_loss(
     supervision: Supervision,
     *,
     kind: LossKind = "ce",
+    temperature: float = 1.0,
 ) -> Tensor:
     """The same loss with full logits and autograd. Arguments as `ttt_loss`."""
-    p = (last[supervision.teacher] @ teacher_head.T).float().softmax(-1)
+    p = (last[supervision.teacher] @ teacher_head.T).float().div(temperature).softmax(-1)
     total = hidden[0].new_zeros((), dtype=torch.float32)
     for k, h in enumerate(hidden):
         log_q = (h[supervision.rows[k]] @ head.T).float().log_softmax(-1)

@@ -54,6 +54,8 @@ class TrainSettings:
     """Largest gradient norm."""
     convention: Convention = "served"
     loss: LossKind = "ce"
+    teacher_temperature: float = 1.0
+    """Of the teacher's distribution. 1 = the target's own; below 1 the greedy choice weighs more."""
     step_decay: float | None = None
     """Base of the step weights; None = the convention's."""
     precision: Literal["bf16", "fp32"] = "bf16"
@@ -186,7 +188,13 @@ class Trainer:
             hidden = self.drafter(batch, s.ttt_steps)
         hidden = [h.to(self.compute) for h in hidden]
         loss, sums = ttt_loss(
-            hidden, self.drafter.lm_head.weight, self.teacher_head, batch.last, supervision, kind=s.loss
+            hidden,
+            self.drafter.lm_head.weight,
+            self.teacher_head,
+            batch.last,
+            supervision,
+            kind=s.loss,
+            temperature=s.teacher_temperature,
         )
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()

@@ -14,14 +14,14 @@ from tests.tiny import HIDDEN, random_batch, tiny_drafter, tiny_target
 STEPS = 4
 
 
-def gradients(drafter, batch, supervision, teacher, *, fused, kind="ce"):
+def gradients(drafter, batch, supervision, teacher, *, fused, kind="ce", temperature=1.0):
     drafter.zero_grad()
     hidden = drafter(batch, STEPS, ttt_attention if fused else reference_attention)
     head = drafter.lm_head.weight
     if fused:
-        loss, _ = ttt_loss(hidden, head, teacher, batch.last, supervision, kind=kind)
+        loss, _ = ttt_loss(hidden, head, teacher, batch.last, supervision, kind=kind, temperature=temperature)
     else:
-        loss = reference_loss(hidden, head, teacher, batch.last, supervision, kind=kind)
+        loss = reference_loss(hidden, head, teacher, batch.last, supervision, kind=kind, temperature=temperature)
     loss.backward()
     return float(loss.detach()), {name: p.grad.clone() for name, p in drafter.named_parameters()}
 
@@ -36,14 +36,14 @@ def setup():
     return drafter, torch.randn(60, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("kind", ["ce", "kl", "tv", "lk"])
+@pytest.mark.parametrize(("kind", "temperature"), [("ce", 1.0), ("ce", 0.5), ("kl", 1.0), ("tv", 1.0), ("lk", 1.0)])
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_fused_equals_reference(setup, convention, kind):
+def test_fused_equals_reference(setup, convention, kind, temperature):
     drafter, teacher = setup
     batch = random_batch(STEPS, (33, 21, 40), (9, 0, 38), convention=convention)
     supervision = supervise(convention, batch, STEPS, drafter.draft_ids(batch.shifted(batch.input_ids, 1)))
-    ours = gradients(drafter, batch, supervision, teacher, fused=True, kind=kind)
-    plain = gradients(drafter, batch, supervision, teacher, fused=False, kind=kind)
+    ours = gradients(drafter, batch, supervision, teacher, fused=True, kind=kind, temperature=temperature)
+    plain = gradients(drafter, batch, supervision, teacher, fused=False, kind=kind, temperature=temperature)
     assert abs(ours[0] - plain[0]) < 1e-5 * abs(plain[0])
     assert worst(ours[1], plain[1]) < 1e-5
 
@@ -71,7 +71,15 @@ def test_packing_equals_one_sample_at_a_time(setup):
 
     for s in batch.segments:
         cut = slice(s.start, s.stop)
-        single = pack_for("served", STEPS, batch.input_ids[cut], batch.aux[cut], batch.last[cut], [0, s.stop - s.start], batch.mask[cut])
+        single = pack_for(
+            "served",
+            STEPS,
+            batch.input_ids[cut],
+            batch.aux[cut],
+            batch.last[cut],
+            [0, s.stop - s.start],
+            batch.mask[cut],
+        )
         chosen = drafter.draft_ids(single.shifted(single.input_ids, 1))
         supervision = supervise("served", single, STEPS, chosen)
         share = float(supervision.counted[0].sum()) / float(packed.counted[0].sum())
