@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from eagle3lab.steps.snapshots import fc_trajectory
 from eagle3lab.targets.profiles import load_profile
 
 BINS, SPAN = 72, 3.6
-"""Bins of the figure, and how many standard deviations it reaches to each side."""
+"""About how many bins the figure has, and how many standard deviations it reaches to each side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,11 @@ class FcLook:
         blocks = []
         for index, point in enumerate(self.found.layout.points):
             weights = distribution(self.found.scan, index)
-            reach = SPAN * weights.moments.std
-            edges = np.linspace(-reach, reach, BINS + 1) if reach > 0 else np.linspace(-1, 1, BINS + 1)
+            # A power of two as bin width: other widths hold now more, now fewer cells of the 16-bit grid, and show teeth.
+            width = 2.0 ** round(math.log2((2 * SPAN * weights.moments.std or 1.0) / BINS))
+            side = math.ceil((SPAN * weights.moments.std or 1.0) / width)
+            edges = np.arange(-side, side + 1) * width
             counts, _ = np.histogram(weights.values, edges, weights=weights.counts)
-            width = edges[1] - edges[0]
             blocks.append(
                 {
                     "point": str(point),

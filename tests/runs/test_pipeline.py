@@ -29,7 +29,8 @@ def test_all_ok_and_parameters_arrive(run: Run, toys) -> None:
     folder = toys(
         n00_preflight=(
             "import json, os, sys, pathlib",
-            "facts = dict(exe=sys.executable, seed=seed, run=run, batch=os.environ['EAGLE3LAB_BATCH'], cwd=os.getcwd())",
+            "batch = os.environ['EAGLE3LAB_BATCH']",
+            "facts = dict(exe=sys.executable, seed=seed, run=run, batch=batch, cwd=os.getcwd())",
             "pathlib.Path(run, 'seen.json').write_text(json.dumps(facts))",
         ),
         n01_load_target=("assert profile == 'smollm2' and preset == 'quick'",),
@@ -96,10 +97,16 @@ def test_deadline_between_notebooks_begins_no_new_one(run: Run, toys) -> None:
 
 
 def test_ctrl_c_lets_the_cell_save_and_leaves_a_resumable_run(run: Run, toys) -> None:
-    cell = (
-        "import time, pathlib\nif not pathlib.Path(run, 'saved').exists():\n    try:\n        pathlib.Path(run, 'begun')"
-        ".touch()\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pathlib.Path(run, 'saved').touch()\n        raise"
-    )
+    cell = """
+import time, pathlib
+if not pathlib.Path(run, 'saved').exists():
+    try:
+        pathlib.Path(run, 'begun').touch()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pathlib.Path(run, 'saved').touch()
+        raise
+"""
     folder = toys(n00_preflight=(cell, "after = 1"), n01_load_target=("pass",))
 
     def press() -> None:
