@@ -138,7 +138,7 @@ def read_header(path: Path, *, limit: int = HEADER_LIMIT) -> Header:
         with path.open("rb") as handle:
             first = handle.read(8)
             size = status.st_size
-            length = _header_length(path, first, size, limit)
+            length = header_length(path, first, size, limit)
             raw = handle.read(length)
     except OSError as error:
         raise HeaderError(
@@ -148,7 +148,8 @@ def read_header(path: Path, *, limit: int = HEADER_LIMIT) -> Header:
     return Header(path, size, 8 + length, tensors, metadata, duplicates)
 
 
-def _header_length(path: Path, first: bytes, size: int, limit: int) -> int:
+def header_length(path: Path, first: bytes, size: int, limit: int) -> int:
+    """Declared header length from the first 8 bytes of a file of `size` bytes; `HeaderError` when it cannot be one."""
     if size == 0:
         raise HeaderError("empty", f"{path} is empty (0 bytes)", rule="a safetensors file has a header", size=0)
     if first.startswith(b"version "):

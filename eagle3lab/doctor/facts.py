@@ -6,6 +6,7 @@ finding, not a crash, and the fact counts as absent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,16 +223,20 @@ class Facts(Mapping[str, Any]):
         if not legal:
             raise UsageError(f"unknown fact {name!r} in {source}", rule=nearest(name, VOCABULARY), fix="rename it")
         right = isinstance(value, legal) and (bool in legal or not isinstance(value, bool))
+        wrong = ""
         if value is not None and not right:
             wanted = " or ".join(kind.__name__ for kind in legal)
+            wrong = f"{name} is a {type(value).__name__}, needed: {wanted}"
+        elif (huge := _huge_number(value)) is not None:
+            wrong = f"{name} holds the number {huge:.3g}, which no artefact can hold"
+        if wrong:
             self.remarks.append(
                 Finding(
                     severity="error",
                     code="fact-type",
                     subject=name,
-                    message=f"{name} is a {type(value).__name__}, needed: {wanted}",
-                    actual=str(value)[:80],
-                    rule="every fact has the type of tests/cases/data/README.md",
+                    message=wrong,
+                    rule="every fact has the type of tests/cases/data/README.md and numbers below 1e30",
                     fix=f"correct {name} in {source}",
                 )
             )
@@ -277,3 +282,19 @@ class Facts(Mapping[str, Any]):
     def engine_names(self) -> tuple[str, ...]:
         """Names of the engines that are judged."""
         return tuple(engine.name for engine in self.engines)
+
+
+def _huge_number(value: Any) -> float | None:
+    """A finite number beyond int64 or 1e30 anywhere inside, so that no check has to guard its arithmetic."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            stack.extend(item.values())
+        elif isinstance(item, list):
+            stack.extend(item)
+        elif isinstance(item, int) and abs(item) >= 2**63:
+            return float(min(abs(item), 10**300))
+        elif isinstance(item, float) and math.isfinite(item) and abs(item) > 1e30:
+            return item
+    return None

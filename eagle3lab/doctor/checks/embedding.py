@@ -33,6 +33,7 @@ class Comparison:
     draft_std: float
     target_std: float
     total: int
+    not_finite: int
 
 
 def matrix(facts: Facts, name: str, rows: np.ndarray | None) -> np.ndarray | None:
@@ -75,6 +76,9 @@ def compare(facts: Facts) -> Comparison | None:
     target, draft = matrix(facts, "target_embed_tokens", rows), matrix(facts, "draft_embed_tokens", rows)
     if target is None or draft is None:
         return None
+    finite = np.isfinite(target).all(axis=1) & np.isfinite(draft).all(axis=1)
+    not_finite = int((~finite).sum())
+    target, draft = np.where(finite[:, None], target, 0.0), np.where(finite[:, None], draft, 1.0)
     gap = np.abs(target - draft)
     norms = np.linalg.norm(target, axis=1) * np.linalg.norm(draft, axis=1)
     dots = (target * draft).sum(axis=1)
@@ -89,6 +93,7 @@ def compare(facts: Facts) -> Comparison | None:
         draft_std=float(draft.std()),
         target_std=float(target.std()),
         total=total,
+        not_finite=not_finite,
     )
 
 
@@ -116,6 +121,9 @@ def embedding_differs(facts: Facts) -> Iterator[Finding]:
         return
     equal, close, rows = int(seen.equal.sum()), int(seen.close.sum()), len(seen.rows)
     sampled = f" (sampled of {seen.total})" if rows < seen.total else ""
+    if seen.not_finite:
+        text = f"embed_tokens of draft or target holds NaN or infinity in {seen.not_finite} of {rows} rows{sampled}"
+        yield error("embed_tokens.weight", text, rows=rows, not_finite=seen.not_finite)
     numbers = {
         "rows": rows,
         "rows_equal": f"{equal}/{rows}",

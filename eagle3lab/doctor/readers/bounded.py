@@ -114,8 +114,8 @@ def check_size(value: Any, name: str) -> None:
             stack.extend((inner, depth + 1) for inner in item)
 
 
-def list_folder(folder: Path, limit: int = 10_000) -> list[Path]:
-    """Entries of a folder, sorted, not recursive, symlinks that leave the folder or loop left out."""
+def list_folder(folder: Path, limit: int = 10_000) -> tuple[list[Path], list[Path]]:
+    """(entries that lie in the folder, links that lead out of it or nowhere), sorted, not recursive."""
     root = folder.resolve()
     found: list[Path] = []
     try:
@@ -126,7 +126,8 @@ def list_folder(folder: Path, limit: int = 10_000) -> list[Path]:
                 found.append(Path(entry.path))
     except OSError as error:
         raise ReadError(f"{folder} cannot be listed ({error.strerror})") from error
-    return sorted(path for path in found if inside(path, root))
+    within = {path for path in found if inside(path, root)}
+    return sorted(within), sorted(set(found) - within)
 
 
 def inside(path: Path, root: Path) -> bool:

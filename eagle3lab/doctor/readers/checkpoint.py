@@ -7,6 +7,7 @@ target becomes `target_config` and `target_embed_tokens`. Of big matrices the fa
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +59,12 @@ def _open(path: Path, what: str, facts: Facts, only: str = "") -> tuple[dict[str
     """(config.json or None, headers of the weight files, the folder that they lie in)."""
     if path.is_dir():
         try:
-            entries = list_folder(path)
+            entries, outside = list_folder(path)
         except ReadError as error:
             facts.broken(str(path), error.what)
             return None, [], path
+        for entry in outside:
+            facts.could_not(str(entry), "it is a link that leads out of the folder or nowhere")
         config_file = next((entry for entry in entries if entry.name == "config.json"), None)
         files = _weight_files(path, entries, only, facts)
         pickles = [entry.name for entry in entries if entry.suffix in PICKLES]
@@ -168,12 +171,17 @@ def _side_files(folder: Path, facts: Facts) -> None:
 
 
 def _npy_length(path: Path) -> int | None:
-    """Length of a one-dimensional .npy file from its header (no pickles), None when it cannot be told."""
+    """Length of a one-dimensional .npy file, None when it cannot be told.
+
+    The header (https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html) is searched, never evaluated.
+    """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError, MemoryError):
+        with path.open("rb") as handle:
+            head = handle.read(256)
+    except OSError:
         return None
-    return int(array.shape[0]) if array.ndim == 1 else None
+    found = re.search(rb"'shape': \((\d{1,12}),\)", head)
+    return int(found.group(1)) if head.startswith(b"\x93NUMPY") and found else None
 
 
 def _matrix(headers: list[Header], wanted: str, fact: str, facts: Facts) -> None:

@@ -32,7 +32,7 @@ def kind_of(path: Path) -> str:
 
 def _folder_kind(folder: Path) -> str | None:
     try:
-        names = {entry.name for entry in list_folder(folder)}
+        names = {entry.name for entry in list_folder(folder)[0]}
     except ReadError as error:
         raise UsageError(error.what, rule=error.rule) from error
     if "status.json" in names and "manifest.json" in names:
