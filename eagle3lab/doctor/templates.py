@@ -1,7 +1,7 @@
 """Delimiters of chat templates, to judge text that others have rendered. No findings in here.
 
-The lab itself takes its loss mask from render boundaries (`corpus/chat.py`); the doctor has only the text or the tokens of
-a foreign data set, and says what a trainer that searches for a header would find there.
+The lab itself takes its loss mask from render boundaries (`corpus/chat.py`); the doctor has only the text or the tokens
+of a foreign data set, and says what a trainer that searches for a header would find there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One family of delimiters. header: pattern before a reply; end: literal that ends it; users: before a user turn."""
+    """One family of delimiters. header: pattern before a reply; end: literal that ends it; users: a user turn."""
 
     name: str
     header: re.Pattern[str]
@@ -37,7 +37,9 @@ TEMPLATES: dict[str, Template] = {
             "<|eot_id|>",
             r"<\|start_header_id\|>user",
         ),
-        _template("llama4", r"<\|header_start\|>assistant<\|header_end\|>(?:\n\n)?", "<|eot|>", r"<\|header_start\|>user"),
+        _template(
+            "llama4", r"<\|header_start\|>assistant<\|header_end\|>(?:\n\n)?", "<|eot|>", r"<\|header_start\|>user"
+        ),
         _template("llama2", r"\[/INST\]", "</s>", r"\[INST\]"),
         _template("gemma", r"<start_of_turn>model\n?", "<end_of_turn>", r"<start_of_turn>user"),
         _template("deepseek", r"<｜Assistant｜>", "<｜end▁of▁sentence｜>", r"<｜User｜>"),
@@ -72,7 +74,7 @@ def hits(text: str) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One reply in characters: [start, stop) without its end marker, [start, end) with it; closed: the marker is there."""
+    """One reply in characters: [start, stop) without its end marker, [start, end) with it; closed: it has one."""
 
     start: int
     stop: int

@@ -132,7 +132,7 @@ def rows(facts: Facts) -> Iterator[Finding]:
         missing = count - held
         other, shared = longest_shared_prefix(tokens, {k: v for k, v in lists.items() if k != name})
         cause, fix = _cause(facts, count, held, shared)
-        evidence |= {"missing": missing, "cause": cause}
+        evidence |= {"missing": missing, "because": cause}
         if shared:
             evidence["longest_shared_prefix_with"] = {"shard": other, "tokens": shared}
         alike = f"; its first {shared} tokens are those of shard {other}" if shared else ""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from eagle3lab.doctor.checks.training_data import sample_of
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.templates import hits, replies, token_mask
+from eagle3lab.doctor.templates import TEMPLATES, hits, replies, token_mask
 from eagle3lab.doctor.views import mapping, real
 
 TABLE_ROWS = 256
@@ -51,7 +52,7 @@ def _judged(tokens: Sequence[Any], ids: Sequence[Any], mask: Sequence[Any], plac
     labels = [ids[place + 2] if place + 2 < count else None for place in places]
     late = places[-1] >= count - 1  # not even its input token exists
     meant = reply if reply is not None else (places if late else None)
-    drafted = [] if meant is None else [p for before, p in zip(meant, meant[1:], strict=False) if p == before + 1]
+    drafted = [] if meant is None else [p for before, p in pairwise(meant) if p == before + 1]
     targets = {place + 2 for place in places}
     never = [ids[place] for place in drafted if place not in targets]
     evidence: dict[str, Any] = {
@@ -91,8 +92,6 @@ def reply_of(facts: Facts, tokens: Sequence[Any]) -> list[int] | None:
     found_templates = hits(sample.text)
     pattern, end = sample.header, sample.end
     if pattern is None and found_templates:
-        from eagle3lab.doctor.templates import TEMPLATES
-
         best = TEMPLATES[max(found_templates, key=lambda name: found_templates[name])]
         pattern, end = best.header, best.end
     if pattern is not None:

@@ -13,7 +13,7 @@ from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, copied_rows, 
 from eagle3lab.doctor.views import id_list, mapping, real, whole
 
 OUTLIER = 0.35
-"""Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than a factor 2."""
+"""Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than half."""
 COSINE = 0.99
 
 

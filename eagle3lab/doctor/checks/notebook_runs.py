@@ -1,0 +1,81 @@
+"""Executed notebooks: cells that never ran, errors that a runner did not see, widgets without their state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3lab.doctor.checks.notebooks import each, named
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, warning
+from eagle3lab.doctor.notebook import WIDGET_VIEW, Cell, Notebook
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping
+
+
+@check(
+    code="notebook-ran",
+    title="cells that never ran or that failed",
+    reads=("notebook|notebooks",),
+    rule="in an executed notebook every code cell has an execution count and none has an error",
+    fix="run the notebook again; a killed kernel is most often out of memory",
+    symptom="a killed kernel leaves a notebook whose cells are all marked completed",
+)
+def ran(facts: Facts) -> Iterator[Finding]:
+    """A source notebook (nothing ran) is silent."""
+    for name, notebook in each(facts):
+        if notebook.executed:
+            for finding in _ran(notebook):
+                yield named(name, finding)
+
+
+def _ran(notebook: Notebook) -> Iterator[Finding]:
+    count = len(notebook.code)
+    for cell in notebook.code:
+        failure = next((output for output in cell.outputs if output.get("output_type") == "error"), None)
+        if failure is not None and "raises-exception" not in cell.tags:
+            what = f"{str(failure.get('ename'))[:60]}: {' '.join(str(failure.get('evalue')).split())[:160]}"
+            text = f"cell {cell.number} of {count} failed with {what}"
+            yield error("cell", text, actual=what, failing_cell=cell.number, of=count, status="error")
+            return
+    missing = [cell.number for cell in notebook.code if cell.ran is False and not cell.empty and not _skipped(cell)]
+    if missing:
+        text = f"cell {missing[0]} of {count} never ran, {len(missing)} in all: the kernel died or was stopped"
+        yield error("cell", text, actual=len(missing), cells=missing[:100], of=count, status="dead")
+
+
+def _skipped(cell: Cell) -> bool:
+    return "skip-execution" in cell.tags
+
+
+@check(
+    code="notebook-widgets",
+    title="widgets in a saved notebook",
+    reads=("notebook|notebooks",),
+    rule="a saved widget has its state in the notebook and a static twin beside it; its callbacks did not raise",
+    fix="save widget state, and show a figure, a table or a text beside the widget",
+    symptom="an empty box in every viewer; a callback that raised passes nbmake",
+)
+def widgets(facts: Facts) -> Iterator[Finding]:
+    """Views without a model, and errors inside Output widgets."""
+    for name, notebook in each(facts):
+        for finding in _widgets(notebook):
+            yield named(name, finding)
+
+
+def _widgets(notebook: Notebook) -> Iterator[Finding]:
+    models = notebook.widget_models()
+    for cell in notebook.code:
+        views = [view for output in cell.outputs if (view := mapping(mapping(output.get("data")).get(WIDGET_VIEW)))]
+        lost = [view for view in views if view.get("model_id") not in models]
+        if lost:
+            text = f"cell {cell.number} shows {len(lost)} widgets whose state is not saved"
+            yield warning("widgets", text, actual=len(lost), cell=cell.number)
+    for identity, raw in models.items():
+        outputs = mapping(mapping(raw).get("state")).get("outputs")
+        for output in outputs if isinstance(outputs, list) else []:
+            failure = mapping(output)
+            if failure.get("output_type") == "error":
+                what = f"{str(failure.get('ename'))[:60]}: {' '.join(str(failure.get('evalue')).split())[:160]}"
+                text = f"a widget callback raised {what}"
+                yield error("widgets", text, actual=what, model=str(identity)[:64])
+                return

@@ -1,0 +1,211 @@
+"""Notebooks that a runner executes: parameters, kernel, limits, and what really ran.
+
+`notebook_findings` is all of it for one notebook; CI uses the same checks on this repository's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, slept
+from eagle3lab.doctor.notebook_values import printed
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping
+
+EVERYWHERE = "python3"
+"""Kernel name that every installation of ipykernel provides."""
+
+
+def each(facts: Facts) -> Iterator[tuple[str, Notebook]]:
+    """(name or "", notebook) of the one fact `notebook` and of the many in `notebooks`."""
+    if isinstance(facts.get("notebook"), Mapping):
+        yield "", notebook_of(facts["notebook"])
+    for name, raw in mapping(facts.get("notebooks")).items():
+        yield str(name)[:200], notebook_of(raw)
+
+
+def named(name: str, finding: Finding) -> Finding:
+    """The finding with the notebook's name in front, when there are several."""
+    if not name:
+        return finding
+    return dataclasses.replace(finding, message=f"{name}: {finding.message}", subject=name)
+
+
+@check(
+    code="notebook-parameters",
+    title="parameters that take effect",
+    reads=("notebook|notebooks",),
+    also=("parameters",),
+    rule="one cell is tagged parameters, it assigns every given name, and nothing in it is computed from another",
+    fix="tag the cell with the assignments: parameters",
+    symptom="the run succeeds with the old values",
+)
+def parameters(facts: Facts) -> Iterator[Finding]:
+    """What the runner was given against what the notebook declares."""
+    given = mapping(facts.get("parameters"))
+    for name, notebook in each(facts):
+        for finding in _parameters(notebook, given):
+            yield named(name, finding)
+
+
+def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Finding]:
+    tagged = notebook.tagged("parameters")
+    if len(tagged) > 1:
+        cells = [cell.number for cell in tagged]
+        yield error("parameters", f"{len(tagged)} cells are tagged parameters: {cells}", actual=cells,
+                    fix="tag one cell only: a runner takes the first")  # fmt: skip
+    would = {"wanted_output": "\n".join(printed(notebook, given))} if given else {}
+    if not tagged:
+        if given:
+            text = f"no cell is tagged parameters: {', '.join(map(str, given))} is injected and then overwritten"
+            yield error("parameters", text, actual=None, given=list(map(str, given)), **would)
+        return
+    declared = {p.name: p for cell in tagged[:1] for p in parameters_of(cell)}
+    findings = [_unknown(str(key), declared) for key in given if key not in declared]
+    findings += [wrong for key, value in given.items() if key in declared and (wrong := _type(declared[key], value))]
+    findings += [_derived(p, derived) for p in declared.values() if (derived := [n for n in p.needs if n in declared])]
+    for finding in findings:
+        yield dataclasses.replace(finding, evidence={**finding.evidence, **would})
+    if given and not findings:
+        said = ", ".join(map(str, given))
+        yield info("parameters", f"{said} take effect" if len(given) > 1 else f"{said} takes effect", **would)
+
+
+def _unknown(key: str, declared: Mapping[str, Parameter]) -> Finding:
+    close = nearest(key, list(declared))
+    hint = f"did you mean {close}?" if close else f"known: {', '.join(declared)}"
+    text = f"{key[:80]} is not a parameter; {hint}"
+    fix = f"-p {close} VALUE" if close else "assign it in the parameters cell"
+    return error("parameters", text, actual=key[:80], fix=fix, known=list(declared), nearest=close)
+
+
+def nearest(name: str, known: list[str]) -> str | None:
+    """Closest known name: similar letters, else the initials or a subsequence of it (`learning_rate`: `lr`)."""
+    close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
+    if close:
+        return close[0]
+    initials = "".join(word[:1] for word in name.lower().split("_"))
+    for other in known:
+        pair = sorted((name.lower(), other.lower()), key=len)
+        if other.lower() == initials or "".join(w[:1] for w in other.lower().split("_")) == name.lower():
+            return other
+        letters = iter(pair[1])
+        if len(pair[0]) >= 2 and pair[1].startswith(pair[0][0]) and all(letter in letters for letter in pair[0]):
+            return other
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.4)), None)
+
+
+_ACCEPTS = {"float": (float, int), "int": (int,), "str": (str,), "bool": (bool,), "list": (list,), "dict": (dict,)}
+
+
+def _type(parameter: Parameter, value: Any) -> Finding | None:
+    """A value that the declared type does not take; a runner hands it over unchecked."""
+    if parameter.kind is None:
+        return None
+    options = [part.strip().strip("'\"").split("[")[0].lower() for part in parameter.kind.split("|")]
+    options += ["none"] if options == ["optional"] else []
+    known = [option for option in options if option in _ACCEPTS]
+    if len(known) + options.count("none") != len(options) or not known:
+        return None
+    if value is None:
+        fits = "none" in options
+    else:
+        fits = any(isinstance(value, _ACCEPTS[o]) and (o == "bool" or not isinstance(value, bool)) for o in known)
+    if fits:
+        return None
+    given, needed = type(value).__name__, " | ".join(known)
+    text = f"{parameter.name} is given as {given} {str(value)[:40]!r}, needed {needed}"
+    return error(parameter.name, text, actual=str(value)[:40], fix=f"give {needed}", given=given, needed=needed)
+
+
+def _derived(parameter: Parameter, sources: list[str]) -> Finding:
+    text = f"{parameter.name} is computed from {', '.join(sources)} in the parameters cell: it keeps the old value"
+    return warning(parameter.name, text, fix="move it to the next cell", move_to="the next cell", sources=sources)
+
+
+@check(
+    code="notebook-kernel",
+    title="kernel named in the notebook",
+    reads=("notebook|notebooks",),
+    also=("installed_kernels",),
+    rule=f"every notebook names the kernel {EVERYWHERE}, which every installation has",
+    fix=f"set kernelspec.name to {EVERYWHERE}",
+    symptom="green in one runner, refused by another",
+)
+def kernel(facts: Facts) -> Iterator[Finding]:
+    """A missing kernelspec, or a kernel of another machine."""
+    installed = facts.get("installed_kernels")
+    installed = [str(item) for item in installed] if isinstance(installed, list) else None
+    for name, notebook in each(facts):
+        if notebook.kernel is None:
+            text = "no kernelspec: one runner passes it (nbmake), the other refuses it (papermill)"
+            yield named(name, error("kernelspec", text, actual=None, fix=f"kernelspec.name {EVERYWHERE}"))
+        elif installed is not None and notebook.kernel not in installed:
+            suggest = EVERYWHERE if EVERYWHERE in installed else (installed or [EVERYWHERE])[0]
+            text = f"kernel {notebook.kernel[:80]} is not installed; use {suggest}"
+            finding = warning("kernelspec", text, actual=notebook.kernel[:80], installed=installed[:20],
+                              suggest=suggest, fix=f"set kernelspec.name to {suggest}")  # fmt: skip
+            yield named(name, finding)
+        elif installed is None and notebook.kernel != EVERYWHERE:
+            text = f"kernel {notebook.kernel[:80]} exists on some machines only"
+            yield named(name, warning("kernelspec", text, actual=notebook.kernel[:80]))
+
+
+DEFAULT_LIMIT = {"nbmake": 300.0, "papermill": None}
+"""Seconds a cell that a runner allows when nothing is said; None is no limit."""
+
+
+@check(
+    code="notebook-limits",
+    title="time limit and permission to fail",
+    reads=("notebook|notebooks",),
+    also=("limit_s", "runner", "used_as"),
+    rule="limits come from the command line; a notebook that is a test may not excuse its own errors",
+    fix="remove metadata.execution from the notebook",
+    symptom="a test that cannot fail, or one that hangs for an hour",
+)
+def limits(facts: Facts) -> Iterator[Finding]:
+    """What is in force, and where it comes from."""
+    given = facts.get("limit_s")
+    flag = float(given) if isinstance(given, (int, float)) else None
+    runner = str(facts.get("runner") or "").split(" ")[0].lower()
+    for name, notebook in each(facts):
+        for finding in _limits(notebook, flag, runner, str(facts.get("used_as") or "")):
+            yield named(name, finding)
+
+
+def _limits(notebook: Notebook, flag: float | None, runner: str, used_as: str) -> Iterator[Finding]:
+    if notebook.execution.get("allow_errors"):
+        test = used_as == "test"
+        told = error if test else warning
+        text = "execution.allow_errors is true" + (" in a test notebook" if test else ": a failing cell looks fine")
+        yield told("allow_errors", text, actual=True)
+    default = DEFAULT_LIMIT.get(runner)
+    effective = notebook.timeout if notebook.timeout is not None else flag if flag is not None else default
+    if notebook.timeout is not None and (flag is None or notebook.timeout != flag):
+        over = "no flag is given" if flag is None else f"the flag says {flag:g} s"
+        text = f"limit {notebook.timeout:g} s comes from the notebook, {over}"
+        yield warning("execution.timeout", text, actual=notebook.timeout, flag=flag, metadata=notebook.timeout,
+                      effective_limit_s=notebook.timeout, origin="notebook metadata", default_s=default)  # fmt: skip
+    elif notebook.timeout is None and flag is None and runner in DEFAULT_LIMIT:
+        said = "no limit" if default is None else f"limit {default:g} s"
+        yield info(
+            "limit", f"{said} is the default of {runner}", effective_limit_s=default, origin="default of the runner"
+        )
+    yield from _too_long(notebook, effective)
+
+
+def _too_long(notebook: Notebook, limit: float | None) -> Iterator[Finding]:
+    for cell in notebook.code if limit is not None else ():
+        seconds = cell.seconds if cell.seconds is not None else slept(cell)
+        if seconds is not None and seconds > limit:
+            count = len(notebook.code)
+            text = f"cell {cell.number} of {count} ran past {limit:g} s ({seconds:g} s)"
+            yield error("limit", text, actual=seconds, fix="raise the limit, or do less in the cell",
+                        timed_out_cell=cell.number, of=count, status="timeout", limit_s=limit)  # fmt: skip
+            return

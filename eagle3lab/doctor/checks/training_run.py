@@ -1,0 +1,225 @@
+"""A training run and its continuation: what a checkpoint holds, and whether the curve goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping, real, whole
+
+PARTS = ("weights", "optimizer", "scheduler", "rng", "sampler")
+"""What an exact resume needs, under the names of the case files."""
+ORDER_KEYS = ("data_seed", "seed", "sampler_seed", "shuffle_seed")
+DATA_KEYS = ("data", "data_sha256", "corpus", "corpus_sha256", "states", "states_sha256", "points", "convention")
+LAYOUT_KEYS = ("world_size", "data_parallel", "tensor_parallel", "gradient_accumulation", "batch_tokens", "batch_size")
+SAME_LOSS = 1e-6
+"""Relative: losses printed with six digits and equal beyond are the same run."""
+
+
+@check(
+    code="resume-complete",
+    title="parts of a checkpoint that resume needs",
+    reads=("run",),
+    rule="exact resume needs weights, optimizer, scheduler at the run's step, generators and sampler position",
+    fix="write a full checkpoint, or start again from the weights and call it a new run",
+    symptom="the loss jumps at the first resumed step",
+)
+def complete(facts: Facts) -> Iterator[Finding]:
+    """A fresh run (step 0) has nothing to restore."""
+    run = mapping(facts.get("run"))
+    step = whole(run.get("step"))
+    if not step or not any(part in run for part in PARTS):
+        return
+    missing = [part for part in PARTS if not run.get(part)]
+    scheduler = mapping(run.get("scheduler"))
+    at = whole(scheduler.get("last_step", scheduler.get("last_epoch"))) if scheduler else None
+    apart = at is not None and abs(at - step) > 1
+    if not missing and not apart:
+        yield info("run", f"step {step} can be resumed exactly", step=step)
+        return
+    parts = [f"{', '.join(missing)} missing"] if missing else []
+    parts += [f"the scheduler stands at step {at}, the run at {step}"] if apart else []
+    text = f"cannot be resumed exactly: {'; '.join(parts)}"
+    yield error("run", text, actual=missing, missing=missing, step_in_scheduler=at, step=step)
+
+
+@check(
+    code="resume-learning-rate",
+    title="learning rate across a resume",
+    reads=("log_lr",),
+    also=("run",),
+    rule="the schedule goes on: the first resumed step has the rate that the schedule gives it",
+    fix="restore the scheduler's state",
+    symptom="learning rate 0 or back at its peak after the resume",
+)
+def learning_rate(facts: Facts) -> Iterator[Finding]:
+    """A jump is a change by more than a factor 2 that no slope before it announced."""
+    rows = [
+        (whole(row[0]), real(row[1])) for row in facts.get("log_lr") or [] if isinstance(row, list) and len(row) > 1
+    ]
+    known = sorted({(step, rate) for step, rate in rows if step is not None and rate is not None})
+    step = whole(mapping(facts.get("run")).get("step"))
+    if step == 0 or len(known) < 2:
+        return
+    slope: float | None = None
+    for (before_at, before), (at, after) in pairwise(known):
+        if at == before_at:
+            continue
+        new_slope = (after - before) / (at - before_at)
+        resumed = step is None or before_at <= step < at
+        steady = slope is not None and abs(new_slope) <= 10 * abs(slope)
+        fallen = before > 0 and (after < before / 2 or after > before * 2)
+        if resumed and fallen and not steady and (step is not None or after == 0):
+            text = f"learning rate jumps at step {at}: {before:g} to {after:g}"
+            yield error("learning rate", text, actual=after, at=at, before=before, after=after)
+        slope = new_slope
+
+
+@check(
+    code="resume-settings",
+    title="settings of the resume against the saved ones",
+    reads=("resume_with", "run"),
+    rule="same data, order and points; another world size changes how samples are dealt out",
+    fix="resume with the saved settings, or start a new run",
+)
+def settings(facts: Facts) -> Iterator[Finding]:
+    """Every setting that both sides name and that differs."""
+    run, now = mapping(facts.get("run")), mapping(facts.get("resume_with"))
+    for key in now:
+        if key in run and run[key] != now[key]:
+            yield _differs(str(key), run[key], now[key])
+    unknown = [str(key) for key in now if key not in run]
+    if unknown:
+        text = f"could not check {', '.join(unknown)[:120]} because the checkpoint does not tell"
+        yield info("resume_with", text, unknown=unknown[:20])
+
+
+def _differs(key: str, saved: Any, now: Any) -> Finding:
+    shown = f"saved {str(saved)[:40]}, now {str(now)[:40]}"
+    if key in ORDER_KEYS:
+        text = f"sample order differs: {key} {shown}"
+        return error(key, text, actual=now, fix=f"resume with {key} {saved}", saved_seed=saved, now=now)
+    if key in DATA_KEYS:
+        return error(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
+    if key in LAYOUT_KEYS:
+        text = f"sharding changed: {key} {shown}; samples are dealt out anew"
+        return warning(key, text, actual=now, saved=saved, now=now)
+    return warning(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
+
+
+@check(
+    code="resume-losses",
+    title="resumed losses against a straight run",
+    reads=("losses_straight", "losses_resumed"),
+    rule="an exact resume repeats the straight run's losses",
+    fix="restore optimizer, scheduler, generators and sampler position",
+)
+def losses(facts: Facts) -> Iterator[Finding]:
+    """The first step at which the two differ."""
+    straight = [real(value) for value in facts.get("losses_straight") or []]
+    resumed = [real(value) for value in facts.get("losses_resumed") or []]
+    for step, (one, other) in enumerate(zip(straight, resumed, strict=False), 1):
+        both = one is not None and other is not None
+        if one == other or (both and abs(one - other) <= SAME_LOSS * abs(one)):
+            continue
+        said = ["not finite" if value is None else f"{value:g}" for value in (one, other)]
+        text = f"resumed run leaves the straight run at step {step}: {said[0]} against {said[1]}"
+        yield error(
+            "losses", text, actual=other, straight=one, resumed=other, first_difference_at_step=step, equal=False
+        )
+        return
+    count = min(len(straight), len(resumed))
+    yield info("losses", f"{count} losses are equal", equal=True, compared=count)
+
+
+@check(
+    code="loss-average",
+    title="losses on different averages",
+    reads=("loss_over_all_positions", "loss_over_masked_positions"),
+    also=("masked_share",),
+    rule="a loss is printed with its denominator: all positions, or the supervised ones",
+    fix="print both averages; compare trainers by per-step accuracy under one denominator",
+)
+def averages(facts: Facts) -> Iterator[Finding]:
+    """The ratio of the two averages is 1 / share of supervised positions."""
+    everywhere, masked = real(facts.get("loss_over_all_positions")), real(facts.get("loss_over_masked_positions"))
+    share = real(facts.get("masked_share"))
+    if everywhere is None or masked is None:
+        return
+    ratio = masked / everywhere if everywhere else None
+    evidence: dict[str, Any] = {"all": everywhere, "masked": masked, "ratio": ratio, "masked_share": share}
+    if ratio is not None and abs(ratio - 1) < 1e-3:
+        yield info("loss", f"both averages are {masked:g}", **evidence)
+        return
+    explained = ratio is not None and share and abs(ratio * share - 1) < 0.05
+    why = f", as the supervised share {share:g} explains" if explained else ""
+    text = f"print both averages: {everywhere:g} over all positions, {masked:g} over supervised ones{why}"
+    yield warning("loss", text, **evidence)
+
+
+@check(
+    code="run-status",
+    title="how the run ended",
+    reads=("status",),
+    rule="numbers are read from a run whose notebooks and steps all ended ok",
+    fix="eagle3lab run --resume RUN",
+)
+def status(facts: Facts) -> Iterator[Finding]:
+    """status.json: every notebook and step with its state."""
+    for group in ("notebooks", "steps"):
+        for name, raw in mapping(mapping(facts.get("status")).get(group)).items():
+            entry: Mapping[str, Any] = mapping(raw)
+            state = entry.get("status", raw)
+            if state in ("ok", None) or isinstance(state, Mapping):
+                continue
+            cell = entry.get("failing_cell")
+            where = f", cell {cell} of {entry.get('cells')}" if cell else ""
+            why = f": {str(entry['error'])[:160]}" if entry.get("error") else ""
+            text = f"{str(name)[:80]} ended {str(state)[:20]}{where}{why}"
+            yield error(str(name)[:80], text, actual=str(state)[:20], failing_cell=cell)
+
+
+@check(
+    code="run-curve",
+    title="loss curve and gradient of a training",
+    reads=("curve",),
+    also=("held_out", "accept_length"),
+    rule="the loss is finite and falls, and held-out accept length rises with training accuracy",
+    fix="eagle3lab doctor --states STATES; lower the learning rate; look at the mask by position",
+    symptom="a drafter as good as its first step",
+)
+def curve(facts: Facts) -> Iterator[Finding]:
+    """Rows of `metrics.json` or of a JSON-lines log: {"step", "loss", "gradient_norm", "accuracy_by_step"}."""
+    rows = [mapping(row) for row in facts.get("curve") or []]
+    losses_seen = [(whole(row.get("step")), row.get("loss")) for row in rows if "loss" in row]
+    bad = next((step for step, loss in losses_seen if real(loss) is None), None)
+    if any(real(loss) is None for _, loss in losses_seen):
+        yield error("loss", f"the loss is not finite at step {bad}", actual="nan", step=bad)
+        return
+    values = [real(loss) or 0.0 for _, loss in losses_seen]
+    norms = [norm for row in rows if (norm := real(row.get("gradient_norm"))) is not None]
+    if len(norms) >= 2 and max(norms) == 0:
+        yield error("gradient", "the gradient is 0 at every step: nothing is trained", actual=0.0)
+    if len(values) >= 10:
+        start, end = sum(values[:3]) / 3, sum(values[-3:]) / 3
+        if start > 0 and end > 0.98 * start:
+            text = f"the loss never leaves its start: {start:.4g} to {end:.4g} in {len(values)} log rows"
+            yield error("loss", text, actual=end, start=start, end=end)
+    yield from _accuracy(rows, facts)
+
+
+def _accuracy(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:
+    """First-step training accuracy against held-out accept length: far apart means another input at serving."""
+    by_step = rows[-1].get("accuracy_by_step") if rows else None
+    first = real(by_step[0]) if isinstance(by_step, list) and by_step else None
+    held = facts.get("held_out") or []
+    length = real(mapping(held[-1]).get("simulated_accept_length")) if held else real(facts.get("accept_length"))
+    if first is None or length is None or not 0 <= first <= 1:
+        return
+    if first >= 0.3 and length < 1 + first / 3:
+        text = f"training accuracy {first:.2f} at the first step, accept length only {length:.3g}"
+        yield warning("accept_length", f"{text}: what is served is not what was trained", actual=length, accuracy=first)

@@ -1,0 +1,183 @@
+"""A notebook as plain facts: cells, tags, parameters, limits, what ran. No findings in here, and nothing is executed.
+
+Two spellings are read: nbformat 4 (`{"cells": [{"cell_type", "source", "metadata": {"tags": [...]}}]}`) and the short
+one of case files (`{"cells": [{"source", "tags"}]}`). Anything of the wrong type reads as absent.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3lab.doctor.views import mapping, real
+
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+SOURCE_LIMIT = 1_000_000
+_MAGIC = re.compile(r"^\s*[%!?]")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell. number: 1-based among all cells of its kind; ran: None when the notebook does not tell."""
+
+    number: int
+    code: bool
+    source: str
+    tags: tuple[str, ...]
+    ran: bool | None
+    outputs: tuple[Mapping[str, Any], ...]
+    seconds: float | None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing stands in it; a runner skips such a cell."""
+        return not self.source.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One assignment of the parameters cell. kind: type of its hint or default, None unknown; needs: names it reads."""
+
+    name: str
+    kind: str | None
+    needs: tuple[str, ...]
+    node: ast.expr | None
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """Fields: cells in order; metadata of the notebook; code: the code cells alone."""
+
+    cells: tuple[Cell, ...]
+    metadata: Mapping[str, Any]
+
+    @property
+    def code(self) -> tuple[Cell, ...]:
+        """Code cells in order."""
+        return tuple(cell for cell in self.cells if cell.code)
+
+    @property
+    def kernel(self) -> str | None:
+        """Name of the kernelspec, None when there is none."""
+        name = mapping(self.metadata.get("kernelspec")).get("name")
+        return name if isinstance(name, str) and name else None
+
+    @property
+    def execution(self) -> Mapping[str, Any]:
+        """`metadata.execution`: timeout, allow_errors; {} when absent."""
+        return mapping(self.metadata.get("execution"))
+
+    @property
+    def timeout(self) -> float | None:
+        """`execution.timeout` in seconds, None when absent."""
+        return real(self.execution.get("timeout"))
+
+    @property
+    def executed(self) -> bool:
+        """Whether this is an executed copy: some code cell has an execution count, or a runner left its mark."""
+        return any(cell.ran for cell in self.code) or bool(mapping(self.metadata.get("papermill")))
+
+    def tagged(self, tag: str) -> list[Cell]:
+        """Code cells with this tag."""
+        return [cell for cell in self.code if tag in cell.tags]
+
+    def widget_models(self) -> Mapping[str, Any]:
+        """Saved widget state by model id; {} when the notebook has none."""
+        state = mapping(mapping(self.metadata.get("widgets")).get(WIDGET_STATE))
+        return mapping(state.get("state"))
+
+
+def notebook_of(raw: Any) -> Notebook:
+    """Build the view; never raises on a malformed notebook."""
+    found = mapping(raw)
+    cells: list[Cell] = []
+    numbers = {True: 0, False: 0}
+    listed = found.get("cells")
+    for item in listed if isinstance(listed, list) else []:
+        cell = mapping(item)
+        code = cell.get("cell_type", "code") == "code"
+        numbers[code] += 1
+        cells.append(_cell(cell, code, numbers[code]))
+    return Notebook(tuple(cells), mapping(found.get("metadata")))
+
+
+def _cell(cell: Mapping[str, Any], code: bool, number: int) -> Cell:
+    metadata = mapping(cell.get("metadata"))
+    source = cell.get("source")
+    text = "".join(str(line) for line in source) if isinstance(source, list) else source
+    tags = cell.get("tags", metadata.get("tags"))
+    outputs = cell.get("outputs")
+    ran = cell["execution_count"] is not None if "execution_count" in cell else None
+    return Cell(
+        number=number,
+        code=code,
+        source=text[:SOURCE_LIMIT] if isinstance(text, str) else "",
+        tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
+        ran=ran,
+        outputs=tuple(mapping(output) for output in outputs) if isinstance(outputs, list) else (),
+        seconds=real(mapping(metadata.get("papermill")).get("duration")),
+    )
+
+
+def parse(source: str) -> ast.Module | None:
+    """Syntax tree of a cell, magics left out; None when it is no Python."""
+    text = "\n".join("" if _MAGIC.match(line) else line for line in source.splitlines())
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def parameters_of(cell: Cell) -> list[Parameter]:
+    """Assignments of a parameters cell, in order."""
+    tree = parse(cell.source)
+    found: list[Parameter] = []
+    for statement in tree.body if tree else []:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            kind = ast.unparse(statement.annotation)
+            found.append(Parameter(statement.target.id, kind, _names(statement.value), statement.value))
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                for name in _targets(target):
+                    kind = _kind(statement.value)
+                    found.append(Parameter(name, kind, _names(statement.value), statement.value))
+    return found
+
+
+def _targets(target: ast.expr) -> Iterator[str]:
+    if isinstance(target, ast.Name):
+        yield target.id
+    elif isinstance(target, (ast.Tuple, ast.List)):
+        for item in target.elts:
+            yield from _targets(item)
+
+
+def _names(node: ast.expr | None) -> tuple[str, ...]:
+    if node is None:
+        return ()
+    return tuple(dict.fromkeys(item.id for item in ast.walk(node) if isinstance(item, ast.Name)))
+
+
+def _kind(node: ast.expr | None) -> str | None:
+    """Type name of a literal default; None for None and for anything computed."""
+    try:
+        value = ast.literal_eval(node) if node is not None else None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return None
+    return None if value is None else type(value).__name__
+
+
+def slept(cell: Cell) -> float | None:
+    """Seconds that a cell certainly takes: literal `sleep` calls outside functions and branches; None when unknown."""
+    tree = parse(cell.source)
+    total = 0.0
+    for statement in tree.body if tree else []:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call) and call.args and ast.unparse(call.func) in ("sleep", "time.sleep"):
+            seconds = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
+            total += real(seconds) or 0.0
+    return total or None
