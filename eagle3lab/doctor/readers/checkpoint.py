@@ -20,6 +20,8 @@ from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, rea
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.tensor_names import is_map
 
+HEADER_LIMIT = 16_000_000
+"""Bytes of a header that are parsed: 100,000 tensors, far more than a drafter or one shard of a target has."""
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -120,7 +122,7 @@ def _headers(files: list[Path], facts: Facts) -> list[Header]:
     found: list[Header] = []
     for path in files:
         try:
-            found.append(read_header(path))
+            found.append(read_header(path, limit=HEADER_LIMIT))
         except HeaderError as error:
             facts.broken(str(path), error.what.removeprefix(str(path)).strip(": "), fix=error.fix, actual=error.kind)
     return found
