@@ -46,7 +46,8 @@ def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 
 
     summary = fetch_for(run)
     profile = load_profile(run.manifest.profile)
-    target = load_target(summary.folder, dtype=profile.model.dtype, trust_remote_code=profile.trust_remote_code)
+    # float32 like the measured decoding: on many CPUs a bfloat16 product with one row is several times slower.
+    target = load_target(summary.folder, dtype="float32", trust_remote_code=profile.trust_remote_code)
     prompt = render_prompt(target.tokenizer, [{"role": "user", "content": question}])
     reply = generate(target, [prompt], max_new_tokens=max_new_tokens, batch=1)[0]
     ids = torch.tensor([[*prompt, *reply.tokens]])
