@@ -148,6 +148,7 @@ VOCABULARY: dict[str, tuple[type, ...]] = {
     "curve": _LIST,
     "held_out": _LIST,
     "status": _MAPPING,
+    "fc_trajectory": _LIST,
     "weight_files": _MAPPING,
     "notebooks": _MAPPING,
     # remarks of the writer, also the recipe that describes contents

@@ -176,6 +176,9 @@ def status(facts: Facts) -> Iterator[Finding]:
             state = entry.get("status", raw)
             if state in ("ok", None) or isinstance(state, Mapping):
                 continue
+            if state == "running":
+                yield info(str(name)[:80], f"{str(name)[:80]} is running, or its process is gone")
+                continue
             cell = entry.get("failing_cell")
             where = f", cell {cell} of {entry.get('cells')}" if cell else ""
             why = f": {str(entry['error'])[:160]}" if entry.get("error") else ""
@@ -223,3 +226,30 @@ def _accuracy(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:
     if first >= 0.3 and length < 1 + first / 3:
         text = f"training accuracy {first:.2f} at the first step, accept length only {length:.3g}"
         yield warning("accept_length", f"{text}: what is served is not what was trained", actual=length, accuracy=first)
+
+
+@check(
+    code="run-fc",
+    title="fc during training",
+    reads=("fc_trajectory",),
+    rule="fc moves away from its start and keeps its size",
+    fix="eagle3lab inspect DRAFTER; look for requires_grad on fc and at the learning rate",
+    symptom="a drafter that never uses the target's states",
+)
+def fc_moves(facts: Facts) -> Iterator[Finding]:
+    """Frozen: bit-equal at the end. Collapsed: a quarter of the first standard deviation or less."""
+    rows = [mapping(row) for row in facts.get("fc_trajectory") or []]
+    if len(rows) < 2:
+        return
+    first, last = real(rows[0].get("std")), real(rows[-1].get("std"))
+    moved, steps = real(rows[-1].get("moved")), f"steps {rows[0].get('step')} to {rows[-1].get('step')}"
+    if first is None or last is None:
+        yield error("fc", f"fc is not finite within {steps}", actual="nan")
+    elif moved == 0:
+        yield error("fc", f"fc is frozen: bit-equal at {steps}", actual=0.0, moved=0.0)
+    elif first > 0 and last <= first / 4:
+        text = f"fc collapsed: standard deviation {first:.4g} to {last:.4g} over {steps}"
+        yield error("fc", text, actual=last, first=first, last=last)
+    else:
+        far = "unknown" if moved is None else f"{100 * moved:.2g} %"
+        yield info("fc", f"fc moved {far} of its size over {steps}", moved=moved, first=first, last=last)

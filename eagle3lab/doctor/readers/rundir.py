@@ -1,0 +1,108 @@
+"""`--run DIR`: a run directory of this lab, finished or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.core.safetensors_header import HeaderError, map_tensor, read_header, widen
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
+from eagle3lab.doctor.readers.checkpoint import read_draft
+from eagle3lab.doctor.readers.notebooks import add_folder
+from eagle3lab.doctor.run import existing
+from eagle3lab.doctor.views import mapping
+
+FC_ROWS = 512
+"""Rows of a snapshot of fc that are looked at: enough for its standard deviation and its change."""
+
+
+def read(value: str, facts: Facts) -> None:
+    """Add `status`, `acceptance`, `curve`, `held_out`, `fc_trajectory`, the executed notebooks and the drafter."""
+    folder = existing(value, "--run")
+    if not folder.is_dir():
+        raise UsageError(f"--run {folder} is no folder", rule="a run directory", fix="eagle3lab runs list")
+    status = _json(folder / "status.json", folder, facts)
+    if status is None:
+        facts.could_not("how the run ended", f"{folder} has no readable status.json", fix="eagle3lab runs list")
+    else:
+        facts.put("status", status, str(folder / "status.json"))
+    metrics = _json(folder / "metrics.json", folder, facts) or {}
+    measured = {n: s for n, s in mapping(metrics.get("sets")).items() if "counts" in mapping(s)}
+    if measured or "counts" in metrics:
+        report = {"sets": measured} if measured else metrics
+        facts.put("acceptance", report, str(folder / "metrics.json"))
+    training = _json(folder / "training.json", folder, facts) or {}
+    for name, key in (("curve", "history"), ("held_out", "held_out")):
+        if isinstance(training.get(key), list):
+            facts.put(name, training[key], str(folder / "training.json"))
+    drafter = folder / "drafter"
+    if drafter.is_dir() and inside(drafter, folder.resolve()):
+        _trajectory(drafter / "fc_snapshots", facts)
+        if not facts.has("draft_headers") and (drafter / "config.json").is_file():
+            read_draft(str(drafter), facts)
+    notebooks = folder / "notebooks"
+    if notebooks.is_dir() and inside(notebooks, folder.resolve()):
+        add_folder(notebooks, facts)
+        _drop_unfinished(facts, mapping(status))
+
+
+def _drop_unfinished(facts: Facts, status: Mapping[str, Any]) -> None:
+    """While a step is running, a notebook without a status is still being executed: its empty cells mean nothing."""
+    running = [name for name, step in mapping(status.get("steps")).items() if mapping(step).get("status") == "running"]
+    found = facts.mapping("notebooks")
+    for name in list(found):
+        if running and name.removesuffix(".ipynb") not in mapping(status.get("notebooks")):
+            del found[name]
+            facts.could_not(name, f"step {str(running[0])[:40]} is still running")
+
+
+def _json(path: Path, root: Path, facts: Facts) -> dict[str, Any] | None:
+    if not path.is_file() or not inside(path, root.resolve()):
+        return None
+    try:
+        parsed = read_json(path)
+    except ReadError as error:
+        facts.broken(str(path), error.what)
+        return None
+    if parsed.not_finite:
+        facts.broken(str(path), f"NaN or infinity at {', '.join(parsed.not_finite[:5])}, which is not JSON")
+    return parsed.value if isinstance(parsed.value, dict) else None
+
+
+def _trajectory(folder: Path, facts: Facts) -> None:
+    """Standard deviation of fc by snapshot, and how far it moved from the first one (as a share of its size)."""
+    if not folder.is_dir():
+        return
+    try:
+        files = [path for path in list_folder(folder)[0] if path.suffix == ".safetensors"]
+        rows = [(path.stem, _rows(path)) for path in files[:50]]
+    except (ReadError, HeaderError, OSError) as error:
+        facts.could_not("the snapshots of fc", str(getattr(error, "what", error))[:200])
+        return
+    first = rows[0][1] if rows else None
+    found: list[Any] = []
+    for name, values in rows:
+        moved = None
+        if first is not None and values.shape == first.shape:
+            size = float(np.linalg.norm(first))
+            moved = float(np.linalg.norm(values - first)) / size if size else None
+        found.append(
+            {"step": name.removeprefix("step-").lstrip("0") or "0", "std": float(values.std()), "moved": moved}
+        )
+    if found:
+        facts.put("fc_trajectory", found, str(folder))
+
+
+def _rows(path: Path) -> np.ndarray:
+    header = read_header(path)
+    entry = header.tensors.get("fc.weight")
+    if entry is None or len(entry.shape) != 2:
+        raise HeaderError("structure", f"{path} has no fc.weight of two dimensions")
+    values = map_tensor(header, "fc.weight")
+    stride = max(1, entry.shape[0] // FC_ROWS)
+    return widen(entry, values[::stride]).astype(np.float64)
