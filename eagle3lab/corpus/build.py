@@ -29,12 +29,14 @@ class Corpus:
         replies: the exchanges behind the samples.
         samples: token ids and masks.
         validation: how many at the end are never trained on.
+        counted: every reply that may be trained on; the draft vocabulary is counted on these, captured or not.
         sha256: of everything above.
     """
 
     replies: list[Reply]
     samples: list[Rendered]
     validation: int
+    counted: list[Reply]
     greedy: bool
     sha256: str
 
@@ -54,8 +56,8 @@ class Corpus:
         return sum(sum(sample.loss_mask) for sample in self.samples)
 
     def vocabulary(self, vocab_size: int, draft_vocab_size: int) -> DraftVocabulary:
-        """Draft vocabulary counted on the training replies."""
-        return choose_vocabulary((self.replies[i].tokens for i in self.train), vocab_size, draft_vocab_size)
+        """Draft vocabulary. Counting costs nothing, so it uses all training replies, also those not captured."""
+        return choose_vocabulary((reply.tokens for reply in self.counted), vocab_size, draft_vocab_size)
 
 
 def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, greedy: bool) -> Corpus:
@@ -66,12 +68,8 @@ def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, g
     """
     ordered = sorted(replies, key=lambda reply: sha256_json(reply.id))
     validation = min(VALIDATION_SAMPLES, len(ordered) // 5)
-    held, rest = ordered[:validation], ordered[validation:]
-    if samples is not None:
-        if samples > len(rest):
-            samples = len(rest)
-        rest = rest[:samples]
-    chosen = rest + held
+    held, counted = ordered[:validation], ordered[validation:]
+    chosen = counted[:samples] + held
     if not chosen:
         raise CorpusError("the corpus holds no reply", rule="at least one is needed", fix="eagle3lab corpus build")
     rendered = [
@@ -79,7 +77,7 @@ def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, g
         for r in chosen
     ]
     digest = sha256_json([[r.id, s.input_ids] for r, s in zip(chosen, rendered, strict=True)])
-    return Corpus(chosen, rendered, validation, greedy, digest)
+    return Corpus(chosen, rendered, validation, counted, greedy, digest)
 
 
 def held_out(name: str) -> list[Prompt]:
