@@ -79,18 +79,18 @@ class StatesManifest(BaseModel):
         write_text(folder / MANIFEST, self.model_dump_json(indent=2) + "\n")
 
 
-def read_manifest(folder: Path) -> StatesManifest:
-    """Read and check a manifest.
+def read_manifest(folder: Path, name: str = MANIFEST) -> StatesManifest:
+    """Read and check a manifest. `name`: of the file, another one beside states in a foreign form.
 
     Raises:
         StoreError: missing, not JSON, or a field that is unknown or of the wrong type (named).
     """
-    path = folder / MANIFEST
+    path = folder / name
     try:
         return StatesManifest.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise StoreError(
-            f"no {MANIFEST} in {folder}", rule="a folder of states has one", fix="eagle3lab capture"
+            f"no {name} in {folder}", rule="a folder of states has one", fix="eagle3lab capture"
         ) from error
     except (ValidationError, UnicodeDecodeError) as error:
         reason = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}

@@ -1,149 +1,132 @@
-"""Hidden states on disk: shards that appear whole or not at all, and a reader that maps instead of loading.
-
-A shard packs its samples end to end: `input_ids` int64 [T], `loss_mask` bool [T], `offsets` int64 [S+1],
-`aux` [T, P*H], `last` [T, H], `sample_id` int64 [S]. No tensor per sample: a header of a million names cannot be read.
-"""
+"""Hidden states on disk: shards that appear whole or not at all, and a reader that maps instead of loading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
-from eagle3lab.capture.manifest import Shard, StatesManifest, read_manifest
+from eagle3lab.capture.manifest import MANIFEST, Shard, StatesManifest, read_manifest
+from eagle3lab.capture.shards import Sample, check_sample, pack, shard_name, write_shard
 from eagle3lab.core.errors import StoreError
-from eagle3lab.core.files import atomic_write, require_space
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.points import compare
 
-NAMES = ("input_ids", "loss_mask", "offsets", "aux", "last", "sample_id")
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """States of one conversation of T tokens.
-
-    Attributes:
-        sample_id: row of the corpus.
-        input_ids: int64 [T]; loss_mask: bool [T]; aux: [T, P*H]; last: [T, H].
-    """
-
-    sample_id: int
-    input_ids: Tensor
-    loss_mask: Tensor
-    aux: Tensor
-    last: Tensor
-
-
-def shard_name(index: int) -> str:
-    """File name of shard `index`."""
-    return f"states-{index:05d}.safetensors"
+__all__ = ["Sample", "Store", "StoreWriter", "shard_name"]
 
 
 class StoreWriter:
     """Writes the shards of one capture; used again on the same folder it resumes.
 
+    On resume every shard is hashed. One that is missing, truncated, changed or swapped is named to `note` and captured
+    again; the good ones stay untouched.
+
     Raises:
         StoreError: the folder holds a capture whose target, tokenizer, template, points or plan differ (named).
     """
 
-    def __init__(self, folder: Path, manifest: StatesManifest) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, manifest: StatesManifest, *, note: Callable[[str], None] = print) -> None:
+        self.folder, self.manifest, self.note = folder, manifest, note
         folder.mkdir(parents=True, exist_ok=True)
-        self.manifest = manifest
-        if (folder / "manifest.json").exists():
-            found = read_manifest(folder)
-            ours, theirs = manifest.identity(), found.identity()
-            for name, value in ours.items():
-                if theirs[name] != value:
-                    raise StoreError(
-                        f"{folder} was captured with {name} = {theirs[name]!r}, now {value!r}",
-                        rule="a capture is resumed only with the same inputs",
-                        fix="capture into another folder",
-                    )
-            self.manifest = found
-            self._drop_damaged()
-        else:
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()  # of a killed writer
+        if not (folder / MANIFEST).exists():
             manifest.write(folder)
+            return
+        self.manifest = read_manifest(folder)
+        self._require_same(manifest)
+        self._forget_damaged()
 
     def done(self, index: int) -> bool:
         """Whether shard `index` is finished and whole."""
         return any(shard.name == shard_name(index) for shard in self.manifest.shards)
 
+    def pending(self) -> list[int]:
+        """Shards of the plan that are still to be written."""
+        return [index for index in range(self.manifest.planned_shards) if not self.done(index)]
+
     def write(self, index: int, samples: Sequence[Sample]) -> None:
-        """Check and write one shard, then the manifest. Every sample: rows == tokens, width == P*H, finite."""
+        """Check and write one shard, then the manifest. Every sample: rows == tokens, width == P*H, finite.
+
+        Raises:
+            StoreError: a sample breaks a check. DiskError: the disk is at its floor; finished shards stay good.
+        """
         for sample in samples:
-            check_sample(sample, self.manifest)
-        lengths = [len(sample.input_ids) for sample in samples]
-        offsets = torch.tensor([0, *torch.tensor(lengths, dtype=torch.int64).cumsum(0).tolist()], dtype=torch.int64)
-        dtype = getattr(torch, self.manifest.dtype)
-        tensors = {
-            "input_ids": torch.cat([sample.input_ids for sample in samples]),
-            "loss_mask": torch.cat([sample.loss_mask for sample in samples]),
-            "offsets": offsets,
-            "aux": torch.cat([sample.aux.to(dtype) for sample in samples]).contiguous(),
-            "last": torch.cat([sample.last.to(dtype) for sample in samples]).contiguous(),
-            "sample_id": torch.tensor([sample.sample_id for sample in samples], dtype=torch.int64),
-        }
-        require_space(self.folder, sum(t.numel() * t.element_size() for t in tensors.values()), "a shard of states")
-        path = self.folder / shard_name(index)
-        atomic_write(path, lambda temporary: save_file(tensors, temporary))
-        shard = Shard(name=path.name, sha256=sha256_file(path), samples=len(samples), tokens=int(offsets[-1]))
+            check_sample(sample, points=len(self.manifest.points), hidden_size=self.manifest.hidden_size)
+        tensors = pack(samples, getattr(torch, self.manifest.dtype))
+        digest = write_shard(self.folder / shard_name(index), tensors)
+        self.add(Shard(name=shard_name(index), sha256=digest, samples=len(samples), tokens=len(tensors["input_ids"])))
+
+    def add(self, shard: Shard) -> None:
+        """Enter a written shard into the manifest."""
         others = [other for other in self.manifest.shards if other.name != shard.name]
         self.manifest.shards = sorted([*others, shard], key=lambda item: item.name)
         self.manifest.write(self.folder)
 
-    def _drop_damaged(self) -> None:
-        """Forget shards that are missing or no longer match their hash; they are captured again."""
-        good = [
-            s
-            for s in self.manifest.shards
-            if (self.folder / s.name).is_file() and sha256_file(self.folder / s.name) == s.sha256
-        ]
+    def forget(self, indices: Sequence[int]) -> None:
+        """Take shards out of the manifest, so that they are captured again."""
+        names = {shard_name(index) for index in indices}
+        self.manifest.shards = [shard for shard in self.manifest.shards if shard.name not in names]
+        self.manifest.write(self.folder)
+
+    def _require_same(self, asked: StatesManifest) -> None:
+        ours, theirs = asked.identity(), self.manifest.identity()
+        for name, value in ours.items():
+            if theirs[name] == value:
+                continue
+            difference = compare(theirs[name], value, a_name="it", b_name="this capture") if name == "points" else None
+            raise StoreError(
+                f"{self.folder} was captured with {name} = {theirs[name]!r}, now {value!r}",
+                rule=difference or "a capture is resumed only with the same inputs",
+                fix="capture into another folder",
+            )
+
+    def _forget_damaged(self) -> None:
+        owners = {shard.sha256: shard.name for shard in self.manifest.shards}
+        good = []
+        for shard in self.manifest.shards:
+            fault = _fault(self.folder / shard.name, shard, owners)
+            if fault is None:
+                good.append(shard)
+            else:
+                self.note(f"{self.folder / shard.name} {fault}: captured again")
         if len(good) != len(self.manifest.shards):
             self.manifest.shards = good
             self.manifest.write(self.folder)
-        for leftover in self.folder.glob(".states-*.tmp"):
-            leftover.unlink()
 
 
-def check_sample(sample: Sample, manifest: StatesManifest) -> None:
-    """The boundary check: what the engine handed over is what the manifest promises.
-
-    Raises:
-        StoreError: naming the sample, the actual shape or value, the formula and its product.
-    """
-    tokens = len(sample.input_ids)
-    expected = {"aux": (tokens, manifest.width), "last": (tokens, manifest.hidden_size), "loss_mask": (tokens,)}
-    for name, shape in expected.items():
-        actual = tuple(getattr(sample, name).shape)
-        if actual != shape:
-            hint = (
-                f"{len(manifest.points)} points x {manifest.hidden_size} = {manifest.width}"
-                if name == "aux"
-                else "rows == tokens"
-            )
-            raise StoreError(f"sample {sample.sample_id}: {name} is {list(actual)}, needed {list(shape)}", rule=hint)
-    for name in ("aux", "last"):
-        bad = (~torch.isfinite(getattr(sample, name))).any(-1).nonzero()
-        if len(bad):
-            raise StoreError(
-                f"sample {sample.sample_id}: {name} is not finite at token {int(bad[0])}", rule="states are finite"
-            )
+def _fault(path: Path, shard: Shard, owners: dict[str, str]) -> str | None:
+    """What is wrong with a finished shard, or None. `owners`: sha256 -> name of the shard that should have it."""
+    if not path.is_file():
+        return "is missing"
+    digest = sha256_file(path)
+    if digest == shard.sha256:
+        return None
+    if digest in owners:
+        return f"holds the bytes of {owners[digest]}"
+    try:
+        safe_open(path, framework="pt")
+    except (OSError, SafetensorError) as error:
+        return f"is truncated or not safetensors ({error})"
+    return f"has sha256 {digest[:12]}, {shard.sha256[:12]} was written"
 
 
 class Store:
     """Random access to captured samples. Shards are memory-mapped; memory does not grow with the folder.
 
+    A store can be pickled or forked into worker processes: each maps the shards for itself.
+
     Args:
         folder: a folder of states.
         points: the drafter's points; states captured elsewhere are refused (an off-by-one is named as such).
         verify: also hash every shard.
+
+    Raises:
+        StoreError: not a complete capture, other points, or a shard that is damaged (named).
     """
 
     def __init__(self, folder: Path, *, points: list[int] | None = None, verify: bool = False) -> None:
@@ -156,21 +139,22 @@ class Store:
             )
         if points is not None and (difference := compare(self.manifest.points, points)):
             raise StoreError(f"{folder}: {difference}", rule="states and drafter must have the same points")
-        self._files: dict[str, safe_open] = {}
+        self._files: dict[str, Any] = {}
         self._index: list[tuple[str, int, int]] = []
         self.sample_ids: list[int] = []
+        owners = {shard.sha256: shard.name for shard in self.manifest.shards}
         for shard in self.manifest.shards:
-            path = folder / shard.name
-            if verify and sha256_file(path) != shard.sha256:
-                raise StoreError(
-                    f"{path} has another sha256 than its manifest", fix="eagle3lab capture again: only it is redone"
-                )
-            offsets = self._tensor(shard.name, "offsets")[:]
-            self._index += [(shard.name, int(a), int(b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
-            self.sample_ids += self._tensor(shard.name, "sample_id")[:].tolist()
+            if verify and (fault := _fault(folder / shard.name, shard, owners)):
+                raise StoreError(f"{folder / shard.name} {fault}", fix="eagle3lab capture again: only it is redone")
+            self._enter(shard)
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of every sample."""
+        return [stop - start for _, start, stop in self._index]
 
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""
@@ -178,18 +162,41 @@ class Store:
 
     def __getitem__(self, index: int) -> Sample:
         name, start, stop = self._index[index]
-        parts = {key: self._tensor(name, key)[start:stop] for key in ("input_ids", "loss_mask", "aux", "last")}
+        parts = {key: self._slice(name, key)[start:stop] for key in ("input_ids", "loss_mask", "aux", "last")}
         return Sample(self.sample_ids[index], **parts)
 
     def __iter__(self) -> Iterator[Sample]:
         return (self[index] for index in range(len(self)))
 
-    def _tensor(self, name: str, key: str):
-        if name not in self._files:
-            try:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {}}
+
+    def _enter(self, shard: Shard) -> None:
+        offsets = self._slice(shard.name, "offsets")[:].tolist()
+        ids = self._slice(shard.name, "sample_id")[:].tolist()
+        if len(ids) != shard.samples or offsets[-1] != shard.tokens:
+            raise StoreError(
+                f"{self.folder / shard.name} holds {len(ids)} samples and {offsets[-1]} tokens, "
+                f"its manifest says {shard.samples} and {shard.tokens}",
+                rule="shards do not change places",
+                fix="eagle3lab capture again: only it is redone",
+            )
+        before = self.sample_ids[-1:] + ids
+        if any(left >= right for left, right in pairwise(before)):
+            raise StoreError(
+                f"{self.folder / shard.name} holds samples {ids[0]} to {ids[-1]} after sample {before[0]}",
+                rule="samples ascend over the shards; two shards were swapped",
+                fix="eagle3lab capture again: only they are redone",
+            )
+        self._index += [(shard.name, start, stop) for start, stop in pairwise(offsets)]
+        self.sample_ids += ids
+
+    def _slice(self, name: str, key: str) -> Any:
+        try:
+            if name not in self._files:
                 self._files[name] = safe_open(self.folder / name, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise StoreError(
-                    f"{self.folder / name} cannot be read ({error})", fix="eagle3lab capture again: only it is redone"
-                ) from error
-        return self._files[name].get_slice(key)
+            return self._files[name].get_slice(key)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(
+                f"{self.folder / name} cannot be read ({error})", fix="eagle3lab capture again: only it is redone"
+            ) from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 
 from eagle3lab.capture.manifest import StatesManifest
-from eagle3lab.capture.store import Sample, StoreWriter
+from eagle3lab.capture.ranks import Sink
+from eagle3lab.capture.shards import Sample
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.targets.model import Target
 
@@ -29,8 +29,7 @@ def plan_shards(lengths: Sequence[int], tokens_per_shard: int) -> list[list[int]
 def capture(
     target: Target,
     samples: Sequence[Rendered],
-    folder: Path,
-    manifest: StatesManifest,
+    writer: Sink,
     shards: list[list[int]],
     *,
     batch_tokens: int = 4096,
@@ -40,18 +39,17 @@ def capture(
 
     Args:
         samples: rendered conversations; a sample's id is its place here.
+        writer: the folder, opened (`StoreWriter`, or `shared_sink` over several ranks).
         shards: `plan_shards`.
         batch_tokens: tokens a forward, padding included.
         progress: called with the number of tokens captured by this call.
     """
-    writer = StoreWriter(folder, manifest)
     done = 0
-    for index, members in enumerate(shards):
-        if writer.done(index):
-            continue
+    for index in writer.pending():
+        members = shards[index]
         captured: dict[int, Sample] = {}
         for batch in _batches(members, samples, batch_tokens):
-            captured.update(_forward(target, samples, batch, manifest))
+            captured.update(_forward(target, samples, batch, writer.manifest))
             done += sum(len(samples[member].input_ids) for member in batch)
             if progress is not None:
                 progress(done)

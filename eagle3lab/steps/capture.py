@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from eagle3lab.capture.manifest import StatesManifest
-from eagle3lab.capture.store import Store
+from eagle3lab.capture.shards import bytes_per_token
+from eagle3lab.capture.store import Store, StoreWriter
 from eagle3lab.capture.transformers_engine import capture, plan_shards
 from eagle3lab.core.files import folder_lock, require_space
 from eagle3lab.core.hashes import sha256_bytes, sha256_file, sha256_json
@@ -101,11 +102,14 @@ def capture_states(run: Run, *, progress: Callable[[int, int], None] | None = No
                 progress(tokens, sum(lengths))
 
         with folder_lock(folder):
-            missing = [i for i in range(len(shards)) if not (folder / f"states-{i:05d}.safetensors").exists()]
-            if missing or not (folder / "manifest.json").exists():
-                require_space(folder, sum(lengths) * 2 * (manifest.width + manifest.hidden_size), "captured states")
+            writer = StoreWriter(folder, manifest)
+            if pending := writer.pending():
+                tokens = sum(lengths[sample] for index in pending for sample in shards[index])
+                require_space(
+                    folder, tokens * bytes_per_token(len(manifest.points), manifest.hidden_size), "captured states"
+                )
                 target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
-                manifest = capture(target, corpus.samples, folder, manifest, shards, progress=note)
+                capture(target, corpus.samples, writer, shards, progress=note)
         seconds = time.monotonic() - started
         store = Store(folder, points=profile.model.points)
         (run.path / "states").write_text(str(folder) + "\n", encoding="utf-8")

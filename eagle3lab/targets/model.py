@@ -32,7 +32,8 @@ class Target:
         self.blocks = len(self.layers)
         self.head: nn.Module = model.get_output_embeddings()
         self.embedding: nn.Module = model.get_input_embeddings()
-        self.vocab_size, self.hidden_size = self.head.weight.shape
+        text = model.config.get_text_config()  # not the head's shape: over several ranks each holds a part of it
+        self.vocab_size, self.hidden_size = text.vocab_size, text.hidden_size
         parameters = inspect.signature(self.backbone.forward).parameters
         # transformers 5.24 renamed the argument; the old name warns from then on
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -56,7 +57,7 @@ class Target:
     def eos_ids(self) -> list[int]:
         """Token ids that end a reply."""
         ids = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        ids = self.model.config.eos_token_id if ids is None else ids
+        ids = self.model.config.get_text_config().eos_token_id if ids is None else ids
         return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
 
     @torch.inference_mode()
@@ -138,9 +139,18 @@ def _keeper(seen: dict[int, Tensor], point: int) -> Any:
 
 
 def load_target(
-    folder: Path, *, dtype: str = "float32", device: str = "cpu", trust_remote_code: bool = False
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    device: str = "cpu",
+    trust_remote_code: bool = False,
+    options: dict[str, Any] | None = None,
 ) -> Target:
     """Load a target from a local folder; the network is never asked.
+
+    Args:
+        options: more keywords for `from_pretrained`; with them the weights stay where it put them
+            (`eagle3lab.targets.ranks` splits the target over processes this way).
 
     Raises:
         FetchError: the folder is missing or is not a transformers model.
@@ -149,12 +159,19 @@ def load_target(
 
     transformers.AttentionInterface.register(ATTENTION, grouped_attention)
     try:
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        # A multimodal target such as Kimi-K2.5 is no "causal LM" to transformers; its language model is `backbone`.
+        images = type(config) in transformers.AutoModelForImageTextToText._model_mapping
+        kind = transformers.AutoModelForImageTextToText if images else transformers.AutoModelForCausalLM
+        model = kind.from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             local_files_only=True,
             attn_implementation=ATTENTION,
             trust_remote_code=trust_remote_code,
+            **(options or {}),
         )
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             str(folder), local_files_only=True, trust_remote_code=trust_remote_code
@@ -164,4 +181,4 @@ def load_target(
             f"{folder} cannot be loaded as a target: {str(error).splitlines()[0]}",
             fix="eagle3lab fetch --profile smollm2",
         ) from error
-    return Target(model.to(device), tokenizer)
+    return Target(model if options else model.to(device), tokenizer)

@@ -1,0 +1,150 @@
+"""A target with random weights in a true architecture: `kind = "random"` in a profile's `[source]`.
+
+The `[config]` section is the text config that transformers and engines read. Weights come from the profile's seed alone
+and are written under the names of the public checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eagle3lab.core.errors import ProfileError
+from eagle3lab.core.files import require_space
+from eagle3lab.targets.fetch import write_target_manifest
+from eagle3lab.targets.profiles import Profile
+
+if TYPE_CHECKING:
+    import transformers
+
+CHAT_TEMPLATE = Path(__file__).with_name("templates") / "kimi_k25.jinja"
+SPECIAL_TOKENS = (
+    "[BOS]",
+    "[EOS]",
+    "<|im_end|>",
+    "<|im_user|>",
+    "<|im_assistant|>",
+    "<|im_system|>",
+    "<|im_middle|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|media_begin|>",
+    "<|media_content|>",
+    "<|media_end|>",
+    "<|media_pad|>",
+    "[UNK]",
+    "[PAD]",
+)
+"""Names of Kimi-K2.5's control tokens; their ids here follow the 256 bytes."""
+THINK_TOKENS = ("<think>", "</think>")
+
+
+def build_random_target(profile: Profile, folder: Path, note: Callable[[str], None] = print) -> None:
+    """Write config, tokenizer, weights and target manifest into `folder`.
+
+    Raises:
+        ProfileError: no `[config]`, no seed, a vocabulary smaller than the tokenizer, or a family without a builder.
+    """
+    import torch
+    import transformers
+
+    seed = profile.source.seed
+    if profile.config is None or seed is None:
+        raise ProfileError(f"profile '{profile.name}' needs [config] and source.seed", rule="kind = 'random'")
+    if profile.model.family != "kimi_k25":
+        raise ProfileError(f"family '{profile.model.family}' has no random builder", rule="known: kimi_k25")
+    tokenizer = kimi_tokenizer(profile.model.context)
+    if len(tokenizer) > profile.model.vocab_size:
+        raise ProfileError(
+            f"vocab_size {profile.model.vocab_size} of '{profile.name}'",
+            rule=f"the tokenizer has {len(tokenizer)} tokens",
+        )
+    config = kimi_config(profile.config, tokenizer)
+    dtype = getattr(torch, profile.model.dtype)
+    with torch.device("meta"):
+        count = sum(p.numel() for p in transformers.Kimi_K25ForConditionalGeneration(config).parameters())
+    require_space(folder, count * dtype.itemsize, f"building {profile.name}")
+    note(f"drawing {count / 1e6:.0f} M random parameters with seed {seed}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.Kimi_K25ForConditionalGeneration._from_config(config, dtype=dtype)
+    model.generation_config = transformers.GenerationConfig(eos_token_id=tokenizer.eos_token_id)
+    model.save_pretrained(folder, max_shard_size="1GB")
+    tokenizer.save_pretrained(folder)
+    _for_engines(folder / "config.json", profile.config)
+    write_target_manifest(folder, profile, {"parameters": count})
+    note(f"target ready: {profile.model.id}, {count / 1e6:.0f} M parameters")
+
+
+def kimi_config(numbers: dict[str, Any], tokenizer: Any) -> transformers.Kimi_K25Config:
+    """transformers' config of Kimi-K2.5 from a profile's `[config]`: text numbers flat, `vision_config` nested."""
+    import transformers
+
+    text = {name: value for name, value in numbers.items() if name != "vision_config"}
+    vision = dict(numbers["vision_config"])
+    ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return transformers.Kimi_K25Config(
+        text_config={**text, **ends, "pad_token_id": tokenizer.pad_token_id},
+        vision_config=vision,
+        projection_hidden_size=vision["hidden_size"],
+        image_token_id=tokenizer.convert_tokens_to_ids("<|media_pad|>"),
+        video_token_id=numbers["vocab_size"],
+        vision_start_token_id=tokenizer.convert_tokens_to_ids("<|media_begin|>"),
+        vision_end_token_id=tokenizer.convert_tokens_to_ids("<|media_end|>"),
+        tie_word_embeddings=False,
+        dtype=numbers["dtype"],
+        **ends,
+    )
+
+
+def kimi_tokenizer(context: int) -> Any:
+    """A byte-level tokenizer with Kimi-K2.5's control tokens, think tokens and chat turns: every text can be written.
+
+    Ids 0 to 255 are the bytes, then `SPECIAL_TOKENS`, then `THINK_TOKENS`.
+    """
+    import tokenizers
+    import transformers
+
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens([tokenizers.AddedToken(text, normalized=False) for text in SPECIAL_TOKENS])
+    # As in the true tokenizer, think tokens survive decoding without special tokens.
+    made.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in THINK_TOKENS])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        bos_token="[BOS]",
+        eos_token="<|im_end|>",
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        model_max_length=context,
+        chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
+    )
+
+
+def _for_engines(path: Path, numbers: dict[str, Any]) -> None:
+    """Add the keys and names that engines read in the public checkpoint's config and transformers does not write."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    text, vision = config["text_config"], config["vision_config"]
+    config["architectures"] = ["KimiK25ForConditionalGeneration"]
+    config["media_placeholder_token_id"] = config["image_token_id"]
+    text.update({"architectures": ["DeepseekV3ForCausalLM"], "rope_theta": numbers["rope_theta"], "rope_scaling": None})
+    names = {
+        "vt_hidden_size": "hidden_size",
+        "vt_intermediate_size": "intermediate_size",
+        "vt_num_attention_heads": "num_attention_heads",
+        "vt_num_hidden_layers": "num_hidden_layers",
+        "mm_hidden_size": "hidden_size",
+        "init_pos_emb_height": "pos_emb_height",
+        "init_pos_emb_width": "pos_emb_width",
+        "init_pos_emb_time": "pos_emb_time",
+    }
+    vision.update({theirs: vision[ours] for theirs, ours in names.items()})
+    vision["text_hidden_size"] = text["hidden_size"]
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
