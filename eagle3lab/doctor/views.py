@@ -145,11 +145,13 @@ class Draft:
     Fields:
         config: as written. layer: the mapping that holds the decoder's sizes (nested in the speculators format).
         eagle: the nested `eagle_config`, {} when absent.
+        given_ids: ids that were given without a config (`draft_config_ids`).
     """
 
     config: Mapping[str, Any]
     layer: Mapping[str, Any]
     eagle: Mapping[str, Any]
+    given_ids: list[int] | None = None
 
     @property
     def speculators(self) -> bool:
@@ -206,7 +208,7 @@ class Draft:
     def states(self) -> int:
         """Number of states that SGLang sizes fc for: `num_aux_hidden_states`, else the list's length, else 3."""
         named = whole(self.config.get("num_aux_hidden_states"))
-        for ids in (self.nested_ids, self.top_ids):
+        for ids in (self.nested_ids, self.top_ids, self.given_ids):
             if named is None and ids:
                 named = len(ids)
         return 3 if named is None else named
@@ -249,4 +251,4 @@ def draft_of(facts: Facts) -> Draft:
     """The view of `draft_config` ({} when absent)."""
     config = facts.mapping("draft_config")
     layer = mapping(config.get("transformer_layer_config")) or config
-    return Draft(config, layer, mapping(config.get("eagle_config")))
+    return Draft(config, layer, mapping(config.get("eagle_config")), id_list(facts.get("draft_config_ids")))

@@ -48,7 +48,8 @@ def test_spellings(text: str, how: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", ["yaml", "json"])
 def test_config_file(suffix: str, tmp_path: Path) -> None:
     config = {"speculative-algorithm": "EAGLE", "speculative_draft_model_path": "/d r", "tp": 8,
-              "disable-radix-cache": True, "trust-remote-code": False, "return-aux-hidden-state-layer-ids": [2, 30, 58]}  # fmt: skip
+              "disable-radix-cache": True, "trust-remote-code": False,
+              "return-aux-hidden-state-layer-ids": [2, 30, 58]}  # fmt: skip
     path = tmp_path / f"serve.{suffix}"
     path.write_text(json.dumps(config) if suffix == "json" else yaml.safe_dump(config))
     launch = parse_args(launch_facts(str(path))["launch_args"])

@@ -63,7 +63,7 @@ def norm_before_residual(facts: Facts) -> Iterator[Finding]:
     draft = draft_of(facts)
     written = draft.flag("norm_before_residual")
     if draft.speculators:
-        if written is None and serves(facts, "vllm"):
+        if written is None and (serves(facts, "vllm") or serves(facts, "vllm-v2")):
             yield warning(
                 "norm_before_residual",
                 "norm_before_residual is absent: vLLM takes true for the speculators format, the training class false",

@@ -78,7 +78,7 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
         return
     name = given.upper()
     if name not in ALGORITHMS:
-        close = difflib.get_close_matches(name, ALGORITHMS, n=3, cutoff=0.4)
+        close = difflib.get_close_matches(name, ALGORITHMS, n=3, cutoff=0.6)
         # EAGLE4 is as close to EAGLE as to EAGLE3; the longer one is what a user with an EAGLE-3 draft means
         near = max(close, key=lambda item: (difflib.SequenceMatcher(None, name, item).ratio(), len(item)), default=None)
         near = "EAGLE3" if near == "EAGLE" else near
@@ -126,6 +126,9 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
 def _wrong_algorithm(given: str, effective: str, fc_in: int | None, state: int | None, signs: list[str]) -> str:
     alias = f" (an alias of {effective})" if effective != given.upper() else ""
     start = f"--speculative-algorithm {given}{alias} with an EAGLE-3 draft"
+    if effective not in ("EAGLE", "FROZEN_KV_MTP"):
+        width = f": fc reads {fc_in} = {fc_in // state} x {state}" if fc_in and state and fc_in % state == 0 else ""
+        return f"{start}{width}, and {effective} does not run one; EAGLE3 is needed"
     if fc_in and state and fc_in % state == 0:
         return (
             f"{start}: fc reads {fc_in} = {fc_in // state} x {state}, {effective} hands it one {state}-wide state, "

@@ -60,7 +60,7 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
             yield error(
                 flag,
                 f"{flag} is set and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
-                f"the norm{'' if len(missing) == 1 else 's'} stay at their initial ones",
+                + ("the norm stays at its initial ones" if len(missing) == 1 else "norms stay at their initial ones"),
                 actual=True,
                 missing=missing,
                 effect="norms stay at their initial ones",

@@ -212,6 +212,12 @@ def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) 
     against = f": width {width} against fc {fc_in}" if width and fc_in and width != fc_in else ""
     lost = f"{len(captured)} of {len(asked)} states are captured{against}"
     name = view.engine.label
+    if view.read == []:
+        return error("capture points", f"the list of ids is empty: {name} captures nothing", actual=[], **numbers)
+    negative = [i for i in view.read or [] if i < 0]
+    if negative:
+        text = f"id {', '.join(map(str, negative))} is out of range: ids are 0 to {blocks} for {blocks} blocks"
+        return error("capture points", text, actual=view.read, **numbers)
     repeated = sorted({i for i in asked if asked.count(i) > 1})
     if repeated and view.read is None:
         text = f"the default ids {asked} of {blocks} blocks are repeated and unsorted, {len(set(asked))} distinct"

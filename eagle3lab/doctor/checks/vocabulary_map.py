@@ -14,6 +14,8 @@ from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.vocabulary import VocabularyMap, few
 
+ENOUGH = 64
+"""Rows from which a d2t that never repeats a value is suspicious: frequent tokens have adjacent ids, equal offsets."""
 _READS = ("draft_config|d2t|t2d|tensors",)
 _ALSO = ("draft_config", "draft_headers", "d2t", "t2d", "t2d_true_ids", "tensors", "target", "target_config")
 _SYMPTOM = "training accuracy looks fine, accept length is near 1: drafted ids mean other tokens"
@@ -201,6 +203,13 @@ def vocab_offsets(facts: Facts) -> Iterator[Finding]:
         yield error(
             f"d2t[{place}]",
             f"target ids are not ascending at d2t[{place}]: training takes the rows of t2d in ascending order",
+            **numbers,
+        )
+    elif seen.kept is None and len(targets) >= ENOUGH and (np.diff(seen.d2t) > 0).all():
+        yield warning(
+            "d2t",
+            f"d2t ascends at every step over {len(targets)} rows: absolute ids do, offsets hardly ever; no t2d is there "
+            "to tell",
             **numbers,
         )
     else:

@@ -81,13 +81,8 @@ def weights_unknown(facts: Facts) -> Iterator[Finding]:
     hints = rename_hints(inventory)
     told = f"; meant: {', '.join(f'{old} is {new}' for old, new in hints.items())}" if hints else ""
     logged = _logged(facts)
-    who = (
-        "vLLM refuses it aloud"
-        if logged
-        else "SGLang drops it without a word"
-        if not told
-        else "dropped without a word"
-    )
+    who = "vLLM refuses it aloud" if logged else "SGLang drops it without a word"
+    who += ", vLLM refuses it aloud" if not logged and len(facts.engines) > 1 else ""
     plural = "s" if len(unknown) > 1 else ""
     yield error(
         unknown[0] if len(unknown) == 1 else "draft weights",

@@ -32,13 +32,14 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
         return
     rows, fc_in = shape
     hidden, state = draft.hidden, draft.target_hidden(target)
-    ids = draft.nested_ids or draft.top_ids
+    ids = draft.nested_ids or draft.top_ids or draft.given_ids
     states = draft.states
     told = {"fc_in": fc_in, "shape": shape, "aux": states, "target_hidden": state, "draft_hidden": hidden}
     if hidden and rows != hidden:
-        yield error(
-            "fc.weight", f"fc.weight has {rows} rows, hidden_size is {hidden}", actual=shape, needed=hidden, rows=rows
-        )
+        turned = " (transposed)" if state and [fc_in, rows] == [hidden, states * state] else ""
+        text = f"fc.weight is {shape}{turned}: {rows} rows, hidden_size is {hidden}"
+        yield error("fc.weight", text, actual=shape, **told, needed=hidden, rows=rows)
+        return
     if not state:
         return
     explicit = "target_hidden_size" in draft.config
