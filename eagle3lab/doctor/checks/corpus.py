@@ -1,0 +1,81 @@
+"""A training corpus: rows without a reply, templates that do not fit, and what a tokenizer cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import mapping, whole
+
+_KINDS = {
+    "no_reply": ("no assistant turn", "write their replies with the target: eagle3lab regenerate"),
+    "empty_reply": ("an empty reply", "drop them, or regenerate their replies"),
+    "thinking_not_closed": ("a thinking block that never closes", "regenerate them with more tokens"),
+    "unknown_form": ("neither messages, prompt and reply, text nor input_ids", "convert them to messages"),
+}
+
+
+@check(
+    code="corpus-rows",
+    title="rows of a training corpus",
+    reads=("corpus",),
+    rule="every row is a JSON object with a reply in it",
+    fix="correct or drop the named rows",
+    symptom="an epoch is shorter than it looks",
+)
+def rows(facts: Facts) -> Iterator[Finding]:
+    """Each kind of bad row once, with its share; all rows bad is an error."""
+    corpus = mapping(facts.get("corpus"))
+    if "samples" not in corpus:
+        return
+    count = whole(corpus.get("samples")) or 0
+    broken = corpus.get("broken_lines") or []
+    if broken:
+        text = f"{len(broken)} lines are not JSON objects, first line {broken[0]}"
+        yield error("corpus", text, actual=broken[0], lines=broken)
+    if not count:
+        yield error("corpus", "the corpus holds no row", actual=0)
+        return
+    for key, (what, fix) in _KINDS.items():
+        bad = whole(corpus.get(f"{key}_count")) or 0
+        if bad:
+            told = error if bad == count else warning
+            first = corpus.get(key) or ["unknown"]
+            yield told(
+                "corpus", f"{bad} of {count} rows have {what}, first row {first[0]}", actual=bad, fix=fix, rows=first
+            )
+    yield info("corpus", f"{count} rows read", samples=count)
+
+
+@check(
+    code="corpus-template",
+    title="chat template against the corpus",
+    reads=("corpus",),
+    rule="the text of a corpus has the delimiters of the tokenizer's own template, and its template renders every row",
+    fix="render messages with the target's template instead of keeping text",
+    symptom="an all-zero mask, or a drafter for another format",
+)
+def template(facts: Facts) -> Iterator[Finding]:
+    """Delimiters found in text against those of the template, rows that fail to render, and slow tokenizers."""
+    corpus = mapping(facts.get("corpus"))
+    tokenizer = mapping(corpus.get("tokenizer"))
+    if not tokenizer:
+        return
+    seen = {str(name): whole(count) or 0 for name, count in mapping(corpus.get("templates")).items()}
+    own: Any = tokenizer.get("template")
+    if corpus.get("has_template") is False:
+        yield warning("tokenizer", "the tokenizer has no chat template", fix="give the folder of the chat model")
+    if seen and own and own not in seen:
+        other = max(seen, key=lambda name: seen[name])
+        text = f"the text has {other} delimiters in {seen[other]} rows and none of {own}, the tokenizer's template"
+        yield error("template", text, actual=other, suggest=other, header_found=0, hits=seen)
+    failed = corpus.get("render_failed") or []
+    if failed:
+        text = f"the template cannot render {len(failed)} rows, first row {failed[0]}"
+        yield error("template", text, actual=failed[0], rows=failed)
+    if tokenizer.get("fast") is False:
+        text = "the tokenizer gives no character positions: a mask found in text cannot be mapped to its tokens"
+        yield info("tokenizer", text, fast=False)

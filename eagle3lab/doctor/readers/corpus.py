@@ -1,0 +1,207 @@
+"""`--corpus FILE` and `--tokenizer DIR`: training data in JSON lines, and what the tokenizer's template makes of it.
+
+Rows are read in the forms of the field: `messages` or `conversations` (role and content, or from and value), `prompt`
+and `reply`, `text`, or ready `input_ids` with `loss_mask`. Of a long file the first `ROWS` rows are looked at.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
+from eagle3lab.doctor.run import existing
+from eagle3lab.doctor.templates import hits
+from eagle3lab.doctor.views import mapping
+
+ROWS = 2000
+RENDERED = 300
+"""Rows that are rendered with the tokenizer: enough to see a mask that is empty or a template that fails."""
+_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
+
+
+def read(value: str, facts: Facts) -> None:
+    """Add `corpus`: counts over rows, and `samples_supervised_tokens` where rows carry their own mask."""
+    path = existing(value, "--corpus")
+    if path.is_dir():
+        facts.broken(str(path), "is a folder", fix="give --corpus a .jsonl file")
+        return
+    try:
+        lines, whole_file = _lines(path)
+    except (OSError, EOFError, ReadError, UnicodeDecodeError) as error:
+        facts.broken(str(path), f"cannot be read ({str(getattr(error, 'what', error))[:160]})")
+        return
+    rows, broken = _rows(lines)
+    if not whole_file or len(lines) > ROWS:
+        facts.could_not(f"rows of {path.name} after the first {len(rows)}", f"a visit reads {ROWS} rows")
+    report = summary(rows)
+    facts.put("corpus", {**report, "broken_lines": broken[:50], "path": str(path)}, str(path))
+    supervised = [
+        sum(bool(mark) for mark in row["loss_mask"]) for row in rows if isinstance(row.get("loss_mask"), list)
+    ]
+    if supervised and not facts.has("samples_supervised_tokens"):
+        facts.put("samples_supervised_tokens", supervised, f"{path}: loss_mask")
+
+
+def _lines(path: Path) -> tuple[list[str], bool]:
+    """(lines that are not empty, whether that is the whole file); a .gz is unpacked up to the limit, not further."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    if not path.is_file():
+        raise ReadError(f"{path} is not a regular file")
+    with opener(path, "rb") as handle:
+        raw = handle.read(TEXT_LIMIT + 1)
+    lines = raw[:TEXT_LIMIT].decode("utf-8-sig", "replace").splitlines()
+    complete = len(raw) <= TEXT_LIMIT
+    kept = [line for line in (lines if complete else lines[:-1]) if line.strip()]
+    return kept, complete
+
+
+def _rows(lines: list[str]) -> tuple[list[Mapping[str, Any]], list[int]]:
+    rows: list[Mapping[str, Any]] = []
+    broken: list[int] = []
+    for number, line in enumerate(lines[:ROWS], 1):
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if isinstance(value, dict):
+            rows.append(value)
+        else:
+            broken.append(number)
+    return rows, broken
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]] | None:
+    """Role and content of a row, None when it is in none of the chat forms."""
+    listed = next(
+        (row[key] for key in ("messages", "conversations", "conversation") if isinstance(row.get(key), list)), None
+    )
+    if listed is None:
+        prompt = row.get("prompt", row.get("instruction"))
+        reply = next((row[key] for key in ("reply", "response", "output", "completion") if key in row), None)
+        if not isinstance(prompt, str):
+            return None
+        found = [{"role": "user", "content": prompt}]
+        return found if reply is None else [*found, {"role": "assistant", "content": str(reply)}]
+    found = []
+    for item in listed:
+        turn = mapping(item)
+        role = str(turn.get("role", turn.get("from", "")))
+        content = turn.get("content", turn.get("value"))
+        found.append({"role": _ROLES.get(role, role), "content": content if isinstance(content, str) else ""})
+    return found
+
+
+def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts over rows, with the numbers (from 0) of those that are wrong."""
+    no_reply: list[int] = []
+    empty: list[int] = []
+    unclosed: list[int] = []
+    unknown: list[int] = []
+    templates: dict[str, int] = {}
+    for index, row in enumerate(rows):
+        turns = messages_of(row)
+        text = row.get("text")
+        if turns is None and isinstance(text, str):
+            for name in hits(text[:100_000]):
+                templates[name] = templates.get(name, 0) + 1
+            continue
+        if turns is None:
+            if not isinstance(row.get("input_ids"), list):
+                unknown.append(index)
+            continue
+        replies = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        if not replies:
+            no_reply.append(index)
+        elif not any(reply.strip() for reply in replies):
+            empty.append(index)
+        if any(reply.count("<think>") > reply.count("</think>") for reply in replies):
+            unclosed.append(index)
+    listed = {"no_reply": no_reply, "empty_reply": empty, "thinking_not_closed": unclosed, "unknown_form": unknown}
+    counts = {f"{name}_count": len(items) for name, items in listed.items()}
+    return {"samples": len(rows), **counts, **{k: v[:50] for k, v in listed.items()}, "templates": templates}
+
+
+def read_tokenizer(value: str, facts: Facts) -> None:
+    """Add `tokenizer`, the family of its chat template, and what rendering the corpus supervises."""
+    folder = existing(value, "--tokenizer")
+    template = _template_text(folder, facts)
+    families = hits(_unescaped(template)) if template else {}
+    family = max(families, key=lambda name: families[name], default=None)
+    about = {"folder": str(folder), "fast": (folder / "tokenizer.json").is_file(), "template": family}
+    facts.values["corpus"] = {**facts.mapping("corpus"), "tokenizer": about, "has_template": template is not None}
+    path = facts.mapping("corpus").get("path")
+    if not isinstance(path, str):
+        facts.could_not("what the tokenizer makes of a corpus", "--corpus was not given")
+        return
+    if importlib.util.find_spec("transformers") is None:
+        facts.could_not(
+            "the loss mask by rendering", "transformers is not installed", fix="pip install 'eagle3lab[lab]'"
+        )
+        return
+    _render(folder, Path(path), facts)
+
+
+def _template_text(folder: Path, facts: Facts) -> str | None:
+    try:
+        if (folder / "chat_template.jinja").is_file():
+            return read_text(folder / "chat_template.jinja")
+        if (folder / "tokenizer_config.json").is_file():
+            text = mapping(read_json(folder / "tokenizer_config.json").value).get("chat_template")
+            return text if isinstance(text, str) else None
+    except ReadError as error:
+        facts.broken(str(folder), error.what)
+    return None
+
+
+def _unescaped(template: str) -> str:
+    """A Jinja template as rough text: quotes and pluses between literals dropped, so that delimiters stand together."""
+    for piece in ("{{", "}}", "'", '"', " + ", "{%", "%}", "-"):
+        template = template.replace(piece, "")
+    return template.replace("\\n", "\n").replace("message[role]", "assistant").replace("message.role", "assistant")
+
+
+def _render(folder: Path, path: Path, facts: Facts) -> None:
+    """Supervised tokens of each row, by render boundaries: tokens of a turn minus tokens up to its header."""
+    try:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # foreign files fail in many ways, and each is the same answer for the user
+        facts.could_not(
+            "the loss mask by rendering", f"the tokenizer does not load ({' '.join(str(error).split())[:160]})"
+        )
+        return
+    rows, _ = _rows(_lines(path)[0])
+    counts: list[int] = []
+    failed: list[int] = []
+    for index, row in enumerate(rows[:RENDERED]):
+        turns = messages_of(row)
+        if turns is None:
+            continue
+        try:
+            counts.append(_supervised(tokenizer, turns))
+        except Exception:  # a template is code from outside: any error means that it cannot render this row
+            failed.append(index)
+    if failed:
+        facts.values["corpus"] = {**facts.mapping("corpus"), "render_failed": failed[:50], "render_tried": len(counts)}
+    if counts and not facts.has("samples_supervised_tokens"):
+        facts.put("samples_supervised_tokens", counts, f"{path} rendered with {folder}")
+    if len(rows) > RENDERED:
+        facts.could_not(f"the mask of {len(rows) - RENDERED} rows", f"{RENDERED} rows are rendered")
+
+
+def _supervised(tokenizer: Any, turns: list[dict[str, str]]) -> int:
+    total = 0
+    for place, turn in enumerate(turns):
+        if turn["role"] == "assistant" and turn["content"].strip():
+            before = tokenizer.apply_chat_template(turns[:place], add_generation_prompt=True, tokenize=False)
+            after = tokenizer.apply_chat_template(turns[: place + 1], tokenize=False)
+            reply = after[len(before) :] if after.startswith(before) else turn["content"]
+            total += len(tokenizer(reply, add_special_tokens=False)["input_ids"])
+    return total
