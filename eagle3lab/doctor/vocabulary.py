@@ -20,7 +20,7 @@ class VocabularyMap:
     Fields:
         vocab: target vocabulary V. draft_vocab: draft_vocab_size as written.
         d2t_rows, t2d_length, t2d_true, lm_head_rows: the other four numbers that must agree.
-        d2t: offsets int64 [Vd]. kept: ascending true places of t2d. dtypes: name -> stored dtype.
+        d2t: offsets int64 [Vd]. kept: ascending true places of t2d, unknown when t2d has another length than V. dtypes: name -> stored dtype.
         d2t_absent: known not to be in the weights (not merely not given).
     """
 
@@ -93,6 +93,7 @@ def read(facts: Facts) -> VocabularyMap:
     kept = np.flatnonzero(t2d) if t2d is not None else integers(facts.get("t2d_true_ids"))
     true_count = whole(tensors.get("t2d", {}).get("true_count"))
     vocab = draft.vocab or (target.vocab if target else None)
+    t2d_fits = t2d is None or vocab is None or len(t2d) == vocab
     return VocabularyMap(
         vocab=vocab,
         draft_vocab=draft.draft_vocab,
@@ -101,7 +102,7 @@ def read(facts: Facts) -> VocabularyMap:
         t2d_true=len(kept) if kept is not None else true_count,
         lm_head_rows=lengths["lm_head.weight"],
         d2t=d2t,
-        kept=np.sort(kept) if kept is not None else None,
+        kept=np.sort(kept) if kept is not None and t2d_fits else None,
         dtypes=dtypes,
         d2t_absent=_absent(facts, lengths["d2t"]),
     )
