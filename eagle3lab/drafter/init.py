@@ -47,7 +47,7 @@ def build_drafter(
     kept: Tensor,
     *,
     seed: int,
-    fc: FcInit = "kaiming-uniform",
+    fc: FcInit = "pass-through",
     block: BlockInit = "target-last-block",
     head: HeadInit = "target-rows",
 ) -> tuple[Eagle3Drafter, dict[str, Any]]:

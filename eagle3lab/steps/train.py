@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eagle3lab.capture.store import Store
-from eagle3lab.core.files import write_json
+from eagle3lab.core.files import read_json, write_json
 from eagle3lab.drafter.checkpoint import save_drafter
 from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.init import build_drafter
@@ -24,6 +24,9 @@ from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 from eagle3lab.training.conventions import Convention
 from eagle3lab.training.trainer import Trainer, TrainSettings
+
+TRAINING = "training.json"
+"""The curve of a run's training, in its directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,12 @@ def train_drafter(
     max_seconds: float | None = None,
     convention: Convention = "served",
 ) -> TrainSummary:
-    """Train the drafter of a run from its captured states; an interrupted training goes on from its last checkpoint."""
+    """Train the drafter of a run from its captured states.
+
+    An interrupted training goes on from its last checkpoint; a finished one is not done again, its summary is read.
+    """
+    if run.step_state("train") == "ok":
+        return finished_training(run)
     with run.recording("train"):
         profile = load_profile(run.manifest.profile)
         store = Store(states_folder(run), points=profile.model.points)
@@ -113,7 +121,8 @@ def train_drafter(
         }
         save_drafter(drafter, run.drafter, record=record)
         (run.drafter / "resume.pt").unlink(missing_ok=True)
-        write_json(run.path / "training.json", asdict(result))
+        counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
+        write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(seconds, 3)})
         if result.truncated:
             run.set_truncated(True)
         last = result.held_out[-1] if result.held_out else {}
@@ -127,5 +136,18 @@ def train_drafter(
             },
             timing={"training_seconds": seconds},
         )
-        counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
-        return TrainSummary(result.history, result.held_out, run.drafter, counts, seconds, result.truncated)
+    return finished_training(run)
+
+
+def finished_training(run: Run) -> TrainSummary:
+    """What the training of a run left behind."""
+    run.require("train")
+    stored = read_json(run.path / TRAINING)
+    return TrainSummary(
+        stored["history"],
+        stored["held_out"],
+        run.drafter,
+        stored["parameters"],
+        stored["seconds"],
+        stored["truncated"],
+    )
