@@ -96,6 +96,29 @@ class FcLayout:
         for block, rows, columns, raw in self.storage_tiles(entries):
             yield block, rows, columns, self.weights(rows, columns, raw)
 
+    def column_tiles(self, width: int = 512) -> Iterator[tuple[int, slice, slice, np.ndarray]]:
+        """As `tiles`, with tiles of full height and at most `width` columns."""
+        rows, starts = slice(0, self.shape[0]), self.starts
+        for block in range(len(self.widths)):
+            for low in range(starts[block], starts[block + 1], width):
+                columns = slice(low, min(low + width, starts[block + 1]))
+                yield block, rows, columns, self.region(rows, columns)
+
+    def region(self, rows: slice, columns: slice) -> np.ndarray:
+        """float32 weights [rows, columns] of any region, scale applied."""
+        out = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=np.float32)
+        for part in self.parts:
+            raw = part.tensor.raw()
+            height, width = (raw.shape[1], raw.shape[0]) if self.transposed else raw.shape
+            top, bottom = max(rows.start, part.row), min(rows.stop, part.row + height)
+            left, right = max(columns.start, part.column), min(columns.stop, part.column + width)
+            if top >= bottom or left >= right:
+                continue
+            r, c = slice(top - part.row, bottom - part.row), slice(left - part.column, right - part.column)
+            values = self.weights(slice(top, bottom), slice(left, right), raw[c, r] if self.transposed else raw[r, c])
+            out[top - rows.start : bottom - rows.start, left - columns.start : right - columns.start] = values
+        return out
+
     def weights(self, rows: slice, columns: slice, raw: np.ndarray) -> np.ndarray:
         """float32 weights in logical orientation of one storage tile."""
         values = to_float32(raw, self.fmt)
@@ -187,11 +210,20 @@ def find_fc(checkpoint: Checkpoint, *, points: Sequence[str] | None = None, tens
             f"{name} has {columns} columns and {count} points", rule="columns = points x hidden size of the target",
             fix="name the blocks that the checkpoint was trained with: --points A,B,C",
         )  # fmt: skip
-    names = list(points) if points else (["low", "mid", "high"] if count == 3 else [f"point{i}" for i in range(count)])
+    names = [str(point) for point in points or _recorded_points(checkpoint.config, count)]
     layout = FcLayout(name, first.dtype, (rows, columns), placed, transposed, names, [columns // count] * count)
     layout.scale = _scale(checkpoint, layout)
     layout.notes = [note for note in notes if note]
     return layout
+
+
+def _recorded_points(config: dict[str, Any] | None, count: int) -> list[Any]:
+    """`resid_pre` indices that our own checkpoints record, else low, mid, high."""
+    ours = config.get("eagle3lab") if config else None
+    recorded = ours.get("resid_pre") if isinstance(ours, dict) else None
+    if isinstance(recorded, list) and len(recorded) == count:
+        return recorded
+    return ["low", "mid", "high"] if count == 3 else [f"point{i}" for i in range(count)]
 
 
 def _pick(checkpoint: Checkpoint) -> str:

@@ -14,7 +14,14 @@ from eagle3lab.inspection.moments import Moments
 from eagle3lab.inspection.scan import Scan
 
 if TYPE_CHECKING:
+    from eagle3lab.inspection.delta import Delta
+    from eagle3lab.inspection.functional import Functional
     from eagle3lab.inspection.judge import Judgement
+    from eagle3lab.inspection.matrices import MatrixLook, RowMatch
+    from eagle3lab.inspection.spectrum import Spectrum
+
+LABELS = ("DEAD", "AT-INIT", "PARTLY-TRAINED", "MOVED-FROM-INIT", "INIT-UNKNOWN", "USEFUL")
+"""Words of the verdict; most carry an argument in brackets."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Inspection:
 
     tensors: the key inventory (name, role, dtype, shape, file). fc: pooled moments, `blocks` one entry a point, and a
     key for each measurement that ran. sentence: the answer in one plain sentence. scan, judgement: the measurements as
-    objects, for figures.
+    objects, for figures. delta, spectra, matrices, target_rows, function: empty when not asked for.
     """
 
     path: Path
@@ -50,13 +57,20 @@ class Inspection:
     sentence: str
     scan: Scan
     judgement: Judgement
+    delta: Delta | None = None
+    spectra: list[Spectrum] = field(default_factory=list)
+    delta_spectrum: list[Spectrum] = field(default_factory=list)
+    matrices: list[MatrixLook] = field(default_factory=list)
+    target_rows: list[RowMatch] = field(default_factory=list)
+    function: Functional | None = None
 
     def to_json(self) -> dict[str, Any]:
         """DESIGN's `inspect --json`: keys are added over time, never renamed."""
         verdict = {"labels": self.verdict.labels, "evidence": self.verdict.evidence, "where": self.verdict.where}
         return plain({
             "path": str(self.path), "tensors": self.tensors, "fc": self.fc, "verdict": verdict,
-            "sentence": self.sentence,
+            "sentence": self.sentence, "matrices": self.matrices, "target_rows": self.target_rows,
+            "function": self.function,
         })  # fmt: skip
 
 

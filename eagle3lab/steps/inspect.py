@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3lab.core.errors import UsageError, nearest
 from eagle3lab.inspection import Inspection, answer_number_pair, inspect_checkpoint
-from eagle3lab.inspection.report import number
+from eagle3lab.inspection.matrices import MatrixLook
+from eagle3lab.inspection.report import LABELS, number
 from eagle3lab.inspection.words import NumberPair, parse_shape
 from eagle3lab.steps.output import table
 
@@ -36,26 +39,68 @@ class InspectOutcome:
         return self.found.to_json() | gate
 
     def as_text(self) -> str:
-        """Inventory, moments by block, verdict with its evidence."""
+        """Inventory, moments by block, families, verdict with its evidence."""
         found = self.found
         keys = ("name", "role", "dtype", "shape")
-        rows = [(*(t[key] for key in keys),) for t in found.tensors]
-        blocks = [("all", found.pooled), *zip(found.layout.points, found.blocks, strict=True)]
-        lines = [
-            table(keys, rows), "",
+        parts = [table(keys, [(*(t[key] for key in keys),) for t in found.tensors])]
+        parts.append(table(("point", "mean", "std", "excess kurtosis", "largest"), moment_rows(found)))
+        parts.append(
             table(
-                ("point", "mean", "std", "excess kurtosis", "largest"),
-                [(p, number(m.mean, m.mean_se), number(m.std, m.std_se), number(m.kurtosis, m.kurtosis_se),
-                  f"{m.largest:.8g}") for p, m in blocks],
-            ), "", found.sentence,
-        ]  # fmt: skip
-        return "\n".join(lines)
+                ("initial family", "its std", "std / its std", "used by"),
+                [(f["name"], f"{f['std']:.7f}", f"{f['ratio']:.5f}", f["used_by"]) for f in found.fc["families"]],
+            )
+        )
+        if found.matrices:
+            head = ("other tensor", "mean", "std", "excess kurtosis", "state")
+            parts.append(table(head, [_matrix_row(look) for look in found.matrices]))
+        lines = [f"verdict: {', '.join(found.verdict.labels)}", *(f"  - {line}" for line in found.verdict.evidence)]
+        lines += [f"  - {note}" for note in found.layout.notes]
+        if self.missing:
+            lines.append(f"gate failed: {', '.join(self.missing)} asked for, not found")
+        return "\n\n".join([*parts, "\n".join(lines), found.sentence])
 
 
-def inspect(path: Path, *, points: Sequence[str] | None = None, tensor: str | None = None,
-            require: Sequence[str] = ()) -> InspectOutcome:  # fmt: skip
-    """Inspect the checkpoint at `path`; see `inspect_checkpoint`."""
-    return InspectOutcome(inspect_checkpoint(path, points=points, tensor=tensor), tuple(require))
+def moment_rows(found: Inspection) -> list[tuple[str, ...]]:
+    """Rows of point, mean, std, excess kurtosis and largest magnitude; the whole matrix first."""
+    named = [("all", found.pooled), *zip(found.layout.points, found.blocks, strict=True)]
+    return [
+        (point, number(m.mean, m.mean_se), number(m.std, m.std_se), number(m.kurtosis, m.kurtosis_se),
+         f"{m.largest:.8g}")
+        for point, m in named
+    ]  # fmt: skip
+
+
+def _matrix_row(look: MatrixLook) -> tuple[object, ...]:
+    state = look.state + (f" ({look.family})" if look.family else "")
+    if look.zero_rows:
+        state += f"; {look.zero_rows} zero rows"
+    moments = (number(look.mean, look.mean_se), number(look.std, look.std_se))
+    return (look.name, *moments, f"{look.kurtosis:.3f}" if math.isfinite(look.kurtosis) else None, state)
+
+
+def inspect(path: Path, *, require: Sequence[str] = (), **how: Any) -> InspectOutcome:
+    """Inspect the checkpoint at `path`; `how` is what `inspect_checkpoint` takes, with every tensor looked at.
+
+    Raises:
+        UsageError: a required label that no verdict can have.
+    """
+    for label in require:
+        if label.partition("(")[0].strip() not in LABELS:
+            raise UsageError(f"--require {label!r}", rule=nearest(label, LABELS))
+    if how.get("states") is not None and how.get("target") is None:
+        how["target"] = target_of(Path(how["states"]))
+    return InspectOutcome(inspect_checkpoint(path, **{"others": True} | how), tuple(require))
+
+
+def target_of(states: Path) -> Path | None:
+    """Folder of the fetched target whose weights made `states`; None when no profile's target is it."""
+    from eagle3lab.capture.manifest import read_manifest
+    from eagle3lab.targets.fetch import fetched_folder, weight_hash
+    from eagle3lab.targets.profiles import known_profiles, load_profile
+
+    wanted = read_manifest(states).target_weight_sha256
+    folders = [fetched_folder(load_profile(name)) for name in known_profiles()]
+    return next((f for f in folders if any(f.glob("*.safetensors")) and weight_hash(f) == wanted), None)
 
 
 def number_pair(shape: str, mean: str, std: str) -> NumberPair:
