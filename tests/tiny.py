@@ -68,7 +68,9 @@ def tiny_drafter(target: Target, seed: int = 0, draft_vocab: int = 60, **changes
     return build_drafter(tiny_config(draft_vocab, **changes), target, kept, seed=seed)[0]
 
 
-def random_batch(steps: int, lengths: tuple[int, ...], prompts: tuple[int, ...], seed: int = 0, convention: str = "served") -> Packed:
+def random_batch(
+    steps: int, lengths: tuple[int, ...], prompts: tuple[int, ...], seed: int = 0, convention: str = "served"
+) -> Packed:
     """A packed batch of random states; sample i has `prompts[i]` unsupervised tokens first."""
     torch.manual_seed(seed)
     total, offsets = sum(lengths), [0]

@@ -8,6 +8,7 @@ nothing else, so queries, MLP and head are computed for active slots only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ def pack(
             token before its first response token. A sample without supervised token has no active slot.
     """
     segments, rows, row = [], [], 0
-    for index, (start, stop) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for index, (start, stop) in enumerate(pairwise(offsets)):
         if first_active is None:
             hits = mask[start:stop].nonzero()
             first = max(int(hits[0]) - 1, 0) if len(hits) else stop - start

@@ -96,7 +96,7 @@ def generate(
 
 
 def _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take) -> None:
-    """Prefill waiting prompts into free rows (right-padded: the padding's slots are overwritten before they are seen)."""
+    """Prefill waiting prompts into free rows, right-padded: padding's slots are overwritten before they are seen."""
     rows = free[: len(waiting)]
     for row in rows:
         owner[row] = waiting.pop()

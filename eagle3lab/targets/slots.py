@@ -46,7 +46,11 @@ class SlotCache:
         self._positions, self._visible, self._active = positions, visible, active
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store new keys and values `[rows, kv_heads, q, head_dim]`; return those to attend to, `[rows, kv_heads, visible, head_dim]`."""
+        """Store new keys and values `[rows, kv_heads, q, head_dim]`.
+
+        Returns:
+            those to attend to, `[rows, kv_heads, visible, head_dim]` each.
+        """
         if layer_idx == len(self.keys):
             shape = (self.rows, self.capacity, keys.shape[1])
             self.keys.append(torch.zeros(*shape, keys.shape[-1], dtype=keys.dtype, device=keys.device))

@@ -2,17 +2,20 @@
 
 `l_t` is 1 on response tokens. Slot t at step k predicts x_{t+k+2} and is taught by position t+k+1.
 
-| name        | weight of slot t at step k                                     | out of vocabulary | divided by           | step weights |
-|-------------|----------------------------------------------------------------|-------------------|----------------------|--------------|
-| served      | l_{t+1} and l_{t+2} ... l_{t+k+2}: what a server really drafts | weight 0          | trained pairs of k=0 | 0.8^k        |
-| specforge   | l_{t+k}                                                        | weight 0          | B * T of the padded batch | 0.8^k   |
-| speculators | l_{t+k+1}                                                      | trained           | sum of mask over the packed row + 1e-5 | 1  |
+| name        | weight of slot t at step k          | out of vocabulary | divided by                   | step weights |
+|-------------|-------------------------------------|-------------------|------------------------------|--------------|
+| served      | l_{t+1} and all of l_{t+2}..l_{t+k+2} | weight 0        | supervised slots of step 0   | 0.8^k        |
+| specforge   | l_{t+k}                             | weight 0          | B * T of the padded batch    | 0.8^k        |
+| speculators | l_{t+k+1} | trained | mask sum + 1e-5 of each row, mean over rows | 1 |
+
+`served` is what a server really drafts: the chain starts inside a reply and every token of it lies in that reply.
 
 Sources: SpecForge 0.2.0 and speculators 0.9.0 as read and run for tests/parity.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -50,7 +53,7 @@ def slot_mask(convention: Convention, mask: Tensor, step: int) -> Tensor:
 def first_active(convention: Convention, mask: Tensor, offsets: list[int], steps: int) -> list[int]:
     """Per sample, the first slot that any step supervises (the sample's length when none does)."""
     firsts = []
-    for start, stop in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, stop in pairwise(offsets):
         union = torch.zeros(stop - start, dtype=torch.bool)
         for step in range(steps):
             union |= slot_mask(convention, mask[start:stop], step)

@@ -144,7 +144,7 @@ def ttt_loss(
         head: drafter's lm_head weight [Vd, H].
         teacher_head: target's head restricted to the kept rows [Vd, Ht]; the teacher is renormalised on them.
         last: [N, Ht] target states after the final norm.
-        temperature: of the teacher; below 1 its distribution is sharpened towards the choice that greedy decoding makes.
+        temperature: of the teacher; below 1 its distribution is sharpened towards the greedy choice.
         expected: also sum the expected acceptance sum(min(p, q)).
 
     Returns:

@@ -154,7 +154,7 @@ class Trainer:
         tokens, since = 0, time.monotonic()
         for step in range(first, s.steps):
             batch = load_batch(self.store, self.plan.step(step), s.convention, s.ttt_steps)
-            loss, step_sums, norm = self.step(step, batch)
+            _, step_sums, norm = self.step(step, batch)
             tokens += batch.tokens
             sums.append((batch.tokens, step_sums, norm))
             done = step + 1

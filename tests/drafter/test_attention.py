@@ -47,7 +47,9 @@ def test_catches_later_keys_left_out():
     batch, made, later = inputs(2, 3)
     grad = torch.randn_like(made[0])
     right = run(reference_attention, batch, made, later, grad)
-    wrong = run(lambda q, k, v, later, s, scale: ttt_attention(q, k, v, later[:1], s, scale), batch, made, later[:1], grad)
+    wrong = run(
+        lambda q, k, v, later, s, scale: ttt_attention(q, k, v, later[:1], s, scale), batch, made, later[:1], grad
+    )
     assert worst(wrong[:4], right[:4]) > 1e-2
 
 
@@ -57,7 +59,9 @@ def test_catches_own_normalisation_in_backward():
     grad = torch.randn_like(made[0])
 
     def unmerged(q, k, v, later, segments, scale):
-        output = ttt_attention(q.detach(), k.detach(), v.detach(), [(a.detach(), b.detach()) for a, b in later], segments, scale)
+        output = ttt_attention(
+            q.detach(), k.detach(), v.detach(), [(a.detach(), b.detach()) for a, b in later], segments, scale
+        )
         alone = ttt_attention(q, k, v, [], segments, scale)
         return output + alone - alone.detach() + sum((a.sum() + b.sum()) * 0 for a, b in later)
 
