@@ -105,7 +105,6 @@ class Target:
     mla: bool | None
     rope: Rope
     rope_known: bool
-    quantised: str | None
     predicts_next: int | None
 
 
@@ -122,7 +121,6 @@ def target_of(facts: Facts) -> Target | None:
     mla = attention == "mla" if isinstance(attention, str) else None
     if mla is None and family is not None:
         mla = "kv_lora_rank" in source or family in _MLA_FAMILIES
-    quantised = mapping(config.get("quantization_config") or text.get("quantization_config"))
     return Target(
         blocks=whole(flat.get("blocks", text.get("num_hidden_layers"))),
         hidden=whole(source.get("hidden_size")),
@@ -133,7 +131,6 @@ def target_of(facts: Facts) -> Target | None:
         mla=mla,
         rope=rope_of(source),
         rope_known=any(key in source for key in ("rope_theta", "rope_scaling", "rope_parameters")),
-        quantised=str(quantised.get("quant_method") or quantised.get("quant_algo") or "yes") if quantised else None,
         predicts_next=whole(text.get("num_nextn_predict_layers")),
     )
 

@@ -20,7 +20,8 @@ class VocabularyMap:
     Fields:
         vocab: target vocabulary V. draft_vocab: draft_vocab_size as written.
         d2t_rows, t2d_length, t2d_true, lm_head_rows: the other four numbers that must agree.
-        d2t: offsets int64 [Vd]. kept: ascending true places of t2d, unknown when t2d has another length than V. dtypes: name -> stored dtype.
+        d2t: offsets int64 [Vd]. kept: ascending true places of t2d, unknown when it is not V long.
+        dtypes: name -> stored dtype.
         d2t_absent: known not to be in the weights (not merely not given).
     """
 

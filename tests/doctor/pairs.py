@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .healthy import KIMI, QWEN, SERVE, config, damaged, headers, served
+from .healthy import KIMI, QWEN, SERVE, config, damaged, served
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
 
@@ -84,6 +84,11 @@ PAIRS: dict[str, Pair] = {
         "",
         {"target": {"rms_norm_eps": 1e-5}, "draft_config": {"rms_norm_eps": 1e-6}},
         {"target": {"rms_norm_eps": 1e-6}, "draft_config": {"rms_norm_eps": 1e-6}},
+    ),
+    "target-rotated": (
+        "",
+        {"target_config": {"quantization_config": {"quant_method": "quark", "algo": {"online_rotation": True}}}},
+        {"target_config": {"quantization_config": {"quant_method": "fp8", "algo": {"online_rotation": False}}}},
     ),
     "fc-bypass": (
         "sglang",
@@ -217,4 +222,3 @@ PAIRS: dict[str, Pair] = {
     ),
     "logits-width": ("", {"vocab_size": 49152, "logits_width": 98304}, {"vocab_size": 49152, "logits_width": 49280}),
 }
-assert headers

@@ -79,3 +79,32 @@ def test_a_big_tensor_is_sampled_over_its_whole_length(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model.safetensors", {"fc.weight": ("F32", [1000, 200], values.tobytes())})
     found = [f for f in visit(Inputs(draft=str(tmp_path))).findings if f.code == "contents-values"]
     assert [f.severity for f in found] == ["error"] and "sampled" in found[0].message
+
+
+@pytest.mark.parametrize(("shift", "severity"), [(0, "info"), (1, "error")])
+def test_head_rows_of_other_tokens(tmp_path: Path, shift: int, severity: str) -> None:
+    """lm_head copied from the target by a map of absolute ids is not the head that d2t as offsets speaks of."""
+    rng = np.random.default_rng(1)
+    vocab, count = 40, 10
+    head = rng.normal(size=(vocab, HIDDEN)).astype(np.float32)
+    kept = np.sort(rng.choice(np.arange(1, vocab), count, replace=False))
+    offsets = kept - np.arange(count)
+    rows = head[kept] if shift == 0 else head[offsets]
+    for name in ("draft", "target"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "draft" / "config.json").write_text(
+        json.dumps({**CONFIG, "vocab_size": vocab, "draft_vocab_size": count})
+    )
+    (tmp_path / "target" / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": HIDDEN}))
+    write_safetensors(
+        tmp_path / "draft" / "model.safetensors",
+        {
+            "lm_head.weight": ("F32", [count, HIDDEN], rows.tobytes()),
+            "d2t": ("I64", [count], offsets.astype("<i8").tobytes()),
+        },
+    )
+    write_safetensors(
+        tmp_path / "target" / "model.safetensors", {"lm_head.weight": ("F32", [vocab, HIDDEN], head.tobytes())}
+    )
+    report = visit(Inputs(draft=str(tmp_path / "draft"), target=str(tmp_path / "target")))
+    assert [f.severity for f in report.findings if f.code == "head-rows"] == [severity]

@@ -221,12 +221,6 @@ def oddities(facts: Facts) -> Iterator[Finding]:
             vocab_size=target.vocab,
             family=target.family or "unknown",
         )
-    if target and target.quantised:
-        yield info(
-            "quantization_config",
-            f"the target is quantised ({target.quantised}): capture with the very weights that are served",
-            quantised=target.quantised,
-        )
 
 
 @check(

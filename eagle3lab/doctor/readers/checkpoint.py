@@ -43,21 +43,26 @@ def read_draft(value: str, facts: Facts) -> None:
     _maps(headers, facts)
     _side_files(folder, facts)
     _matrix(headers, "embed_tokens.weight", "draft_embed_tokens", facts)
+    _locate(headers, "lm_head.weight", "draft_lm_head", facts)
 
 
 def read_target(value: str, facts: Facts) -> None:
     """`--target`: a folder or a config.json. Of the weights only the embedding's header is looked up."""
     path = existing(value, "--target")
-    config, headers, _ = _open(path, "target", facts, only="embed_tokens.weight")
+    config, headers, _ = _open(path, "target", facts, only=("embed_tokens.weight", "lm_head.weight"))
     if config is not None:
         facts.put("target_config", config, str(path))
     if headers:
         _matrix(headers, "embed_tokens.weight", "target_embed_tokens", facts)
+        tied = bool(config and config.get("tie_word_embeddings"))
+        _locate(headers, "embed_tokens.weight" if tied else "lm_head.weight", "target_lm_head", facts)
     if config is None and not headers:
         facts.could_not("the target", f"{path} holds neither config.json nor safetensors")
 
 
-def _open(path: Path, what: str, facts: Facts, only: str = "") -> tuple[dict[str, Any] | None, list[Header], Path]:
+def _open(
+    path: Path, what: str, facts: Facts, only: tuple[str, ...] = ()
+) -> tuple[dict[str, Any] | None, list[Header], Path]:
     """(config.json or None, headers of the weight files, the folder that they lie in)."""
     if path.is_dir():
         try:
@@ -100,7 +105,7 @@ def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
     return parsed.value
 
 
-def _weight_files(folder: Path, entries: list[Path], only: str, facts: Facts) -> list[Path]:
+def _weight_files(folder: Path, entries: list[Path], only: tuple[str, ...], facts: Facts) -> list[Path]:
     """Safetensors files that a loader would open: the shards of the index, else all; `only`: those with that tensor."""
     files = [entry for entry in entries if entry.suffix == ".safetensors"]
     index = next((entry for entry in entries if entry.name.endswith(".safetensors.index.json")), None)
@@ -184,6 +189,12 @@ def _npy_length(path: Path) -> int | None:
         return None
     found = re.search(rb"'shape': \((\d{1,12}),\)", head)
     return int(found.group(1)) if head.startswith(b"\x93NUMPY") and found else None
+
+
+def _locate(headers: list[Header], wanted: str, key: str, facts: Facts) -> None:
+    """Remember where a big matrix lies, for a check that compares rows of it."""
+    if (place := _find(headers, wanted)) is not None:
+        facts.tensors[key] = place
 
 
 def _matrix(headers: list[Header], wanted: str, fact: str, facts: Facts) -> None:
