@@ -21,7 +21,10 @@ from eagle3lab.drafter.packed import Segment
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """Fused attention of one sample. query [m, heads, d], key/value [n, kv_heads, d] -> output [m, heads, d], lse [m, heads]."""
+    """Fused attention of one sample.
+
+    query [m, heads, d], key and value [n, kv_heads, d] -> output [m, heads, d], log-sum-exp [m, heads].
+    """
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     if q.is_cuda:
         q, k, v = (x.contiguous() for x in (q, *_grouped(k, v, q.shape[1])))
@@ -175,16 +178,26 @@ def ttt_attention(
 
     Args:
         query: [M, heads, d], rotated, of the active slots.
-        key, value: [N, kv_heads, d], step 0, of all slots.
+        key, value: [N, kv_heads, d], step 0, of all slots; values may have another width v than keys.
         later: (key, value) [M, kv_heads, d] of the steps 1..k, of the active slots.
         segments: the samples.
         scale: of the scores, 1/sqrt(d).
 
     Returns:
-        [M, heads, d].
+        [M, heads, v], v = d unless the values are of another width.
     """
+    width, value_width = query.shape[-1], value.shape[-1]
+    if width != value_width:  # the fused kernels want one width; zeros change neither scores nor the values' own part
+        both = max(width, value_width)
+        query, key, value = (_pad(tensor, both) for tensor in (query, key, value))
+        later = [(_pad(k, both), _pad(v, both)) for k, v in later]
+        return ttt_attention(query, key, value, later, segments, scale)[..., :value_width]
     flat = [tensor for pair in later for tensor in pair]
     return _TTTAttention.apply(scale, segments, query, key, value, *flat)
+
+
+def _pad(tensor: Tensor, width: int) -> Tensor:
+    return torch.nn.functional.pad(tensor, (0, width - tensor.shape[-1]))
 
 
 def reference_attention(

@@ -22,22 +22,10 @@ from torch import Tensor, nn
 
 from eagle3lab.drafter.attention import ttt_attention
 from eagle3lab.drafter.config import DraftConfig
+from eagle3lab.drafter.mla import LatentAttention, latent_sizes
+from eagle3lab.drafter.norm import RMSNorm
 from eagle3lab.drafter.packed import Packed
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last axis, the mean in float32."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)).to(x.dtype) * self.weight.to(
-            x.dtype
-        )
+from eagle3lab.drafter.rope import rotary, rotate
 
 
 class Attention(nn.Module):
@@ -89,7 +77,7 @@ class MidLayer(nn.Module):
         self.input_layernorm = RMSNorm(size, eps)
         self.hidden_norm = RMSNorm(size, eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
-        self.self_attn = Attention(config)
+        self.self_attn = LatentAttention(config) if config.architecture == "mla" else Attention(config)
         self.mlp = MLP(config)
         self.norm_before_residual = config.norm_before_residual
 
@@ -105,7 +93,7 @@ class MidLayer(nn.Module):
 
 
 class Eagle3Drafter(nn.Module):
-    """A Llama-class EAGLE-3 drafter.
+    """An EAGLE-3 drafter with a Llama-class layer or, for `architecture` mla, latent attention in it.
 
     Args:
         config: sizes and flags.
@@ -132,7 +120,9 @@ class Eagle3Drafter(nn.Module):
         kept[d2t + torch.arange(len(d2t))] = True
         self.register_buffer("t2d", kept)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
-        self.register_buffer("inverse_frequency", _inverse_frequency(config), persistent=False)
+        turned = config.head_dim if config.architecture == "llama" else latent_sizes(config)[3]
+        frequency, self.rotary_factor = rotary(turned, config.rope_theta, config.rope_scaling)
+        self.register_buffer("inverse_frequency", frequency, persistent=False)
 
     @property
     def kept_ids(self) -> Tensor:
@@ -146,13 +136,14 @@ class Eagle3Drafter(nn.Module):
         return lookup[target_ids]
 
     def fuse(self, aux: Tensor) -> Tensor:
-        """fc with the norms before it: [N, P*Ht] -> g [N, H]."""
+        """fc with the norms before it: [N, P*Ht] -> g [N, H]. With both norms, the wide one comes first, as in SGLang
+        0.5.23, vLLM 0.32.0 and speculators."""
+        if self.config.norm_before_fc:
+            aux = self.input_norm(aux)
         if self.config.fc_norm:
             aux = torch.cat(
                 [norm(part) for norm, part in zip(self.fc_norm, aux.chunk(len(self.fc_norm), -1), strict=True)], -1
             )
-        if self.config.norm_before_fc:
-            aux = self.input_norm(aux)
         return self.fc(aux)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -160,10 +151,10 @@ class Eagle3Drafter(nn.Module):
         return nn.functional.embedding(ids, self.embedding)
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin [rows, d] of rotary positions [rows]."""
+        """cos and sin [rows, d] of rotary positions [rows], in half-split layout."""
         phase = positions.float()[:, None] * self.inverse_frequency
         phase = torch.cat([phase, phase], -1)
-        return phase.cos(), phase.sin()
+        return phase.cos() * self.rotary_factor, phase.sin() * self.rotary_factor
 
     def carry(self, h: Tensor, normed: Tensor) -> Tensor:
         """What the next step receives as its state: pre-norm (EAGLE-3) or post-norm (`norm_output`)."""
@@ -203,18 +194,6 @@ class Eagle3Drafter(nn.Module):
             outputs.append(self.norm(state))
             state = self.carry(state, outputs[-1])
         return outputs
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in transformers' half-split layout. x [rows, heads, d]; cos, sin [rows, d]."""
-    first, second = x.chunk(2, -1)
-    turned = torch.cat([-second, first], -1)
-    return x * cos[:, None].to(x.dtype) + turned * sin[:, None].to(x.dtype)
-
-
-def _inverse_frequency(config: DraftConfig) -> Tensor:
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    return 1.0 / (config.rope_theta**exponent)
 
 
 def kept_to_d2t(kept: Sequence[int] | Tensor) -> Tensor:
