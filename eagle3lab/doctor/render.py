@@ -28,7 +28,10 @@ def summary_line(report: Report) -> str:
 
 
 def to_text(report: Report) -> str:
-    """A table: worst first, one line a finding with its fix; then the summary. Coloured when stdout is a terminal."""
+    """Errors and warnings as a table with their fixes, remarks as lines below, then the summary.
+
+    Coloured when stdout is a terminal.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -36,20 +39,24 @@ def to_text(report: Report) -> str:
     width = max(shutil.get_terminal_size((160, 40)).columns, 60)
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=sys.stdout.isatty(), highlight=False)
-    if report.findings:
-        table = Table(show_lines=False)
+    faults = [finding for finding in report.findings if finding.severity != "info"]
+    if faults:
+        table = Table()
         for heading in ("", "code", "finding", "fix"):
             table.add_column(heading, overflow="fold")
-        for finding in report.findings:
+        for finding in faults:
             table.add_row(
                 Text(finding.severity, style=_STYLE[finding.severity]),
                 Text(finding.code),
                 Text(headline(finding)),
-                Text(one_line(finding.fix) if finding.severity != "info" else ""),
+                Text(one_line(finding.fix)),
             )
         console.print(table)
+    for finding in report.findings:
+        if finding.severity == "info":
+            console.print(Text(f"info  {finding.code}: {headline(finding)}", style=_STYLE["info"]))
     console.print(Text(summary_line(report)))
-    if any(finding.severity != "info" for finding in report.findings):
+    if faults:
         console.print(Text("more about a finding: eagle3lab doctor --explain CODE"))
     return out.getvalue().rstrip()
 

@@ -31,7 +31,7 @@ def served_context(facts: Facts) -> tuple[int | None, bool]:
 @check(
     code="context-table",
     title="draft context shorter than what is served",
-    reads=("draft_config", "launch_args|prompt_tokens"),
+    reads=("launch_args|prompt_tokens", "draft_config"),
     also=("launch_args", "prompt_tokens", "draft_steps", "trained_max_length", "target", "target_config"),
     rule=_RULE,
     fix="raise max_position_embeddings, or serve with a shorter --context-length",
@@ -102,7 +102,7 @@ def _word(steps: int) -> str:
 @check(
     code="context-trained",
     title="declared positions against the trained length",
-    reads=("draft_config", "trained_max_length"),
+    reads=("trained_max_length", "draft_config"),
     also=("launch_args", "target", "target_config"),
     rule="a draft is proven only up to the length that it was trained on",
     fix="train on longer samples, or measure acceptance at the served length",

@@ -108,7 +108,7 @@ def canonical(flag: str) -> str:
 
 def parse_args(args: Any) -> Launch:
     """Parse `launch_args`: a list of words, or one text."""
-    words = split_words(args) if isinstance(args, str) else [str(word) for word in args]
+    words = split_words(args) if isinstance(args, str) else [str(word) for word in args or []]
     flags: dict[str, list[str]] = {}
     spelt: dict[str, str] = {}
     times: dict[str, int] = {}
