@@ -83,6 +83,12 @@ def inspect(
     checkpoint: Annotated[Path | None, typer.Argument(help="Drafter folder or .safetensors file.")] = None,
     points: Annotated[str | None, typer.Option(help="Names of fc's column blocks, ascending: 2,30,58.")] = None,
     tensor: Annotated[str | None, typer.Option(help="Name of the matrix, when it is not fc.weight.")] = None,
+    init: Annotated[str | None, typer.Option(help="Family that fc started from, where it is known.")] = None,
+    states: Annotated[Path | None, typer.Option(help="Captured states: what fc does to them, and USEFUL.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Checkpoint whose fc is compared.")] = None,
+    target: Annotated[Path | None, typer.Option(help="Target folder; vocabulary rows are compared with its.")] = None,
+    spectrum: Annotated[bool, typer.Option("--spectrum", help="Singular values by Lanczos, with bounds.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="All singular values (minutes at Kimi size).")] = False,
     require: Annotated[list[str] | None, typer.Option(help="Exit 1 unless the verdict has this label.")] = None,
     shape: Annotated[str | None, typer.Option(help="No file, two numbers: 7168x21504 with --mean and --std.")] = None,
     mean: Annotated[str | None, typer.Option(help="Reported mean of fc.weight.")] = None,
@@ -98,8 +104,18 @@ def inspect(
         raise UsageError("one question at a time", rule="give a checkpoint, or --shape RxC --mean M --std S")
     if shape is not None and mean is not None and std is not None:
         finish(step.number_pair(shape, mean, std), json_output)
-    names = None if points is None else [name.strip() for name in points.split(",")]
-    finish(step.inspect(checkpoint, points=names, tensor=tensor, require=require or ()), json_output)
+    outcome = step.inspect(
+        checkpoint,
+        require=require or (),
+        points=None if points is None else [name.strip() for name in points.split(",")],
+        tensor=tensor,
+        init=init,
+        states=states,
+        against=against,
+        target=target,
+        spectrum="exact" if exact else "fast" if spectrum else "none",
+    )
+    finish(outcome, json_output)
 
 
 @app.command()
