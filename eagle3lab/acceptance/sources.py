@@ -23,6 +23,9 @@ SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
 GAUGE_INTERVAL = 40
 """Forward passes between two decode log lines of SGLang (`--decode-log-interval`): how far a gauge lags."""
 
+LONGEST_CHAIN = 1024
+"""Draft steps beyond which a number is no number of steps."""
+
 _SGLANG_NAMES = {
     "verify_steps": ("spec_verify_ct",),
     "accepted": ("spec_num_correct_drafts", "spec_accept_token_num"),
@@ -215,7 +218,7 @@ def _first(meta: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _padded(histogram: Sequence[int], steps: int | None) -> tuple[int, ...]:
-    missing = max((steps or 0) + 1 - len(histogram), 0)
+    missing = max((steps or 0) + 1 - len(histogram), 0) if (steps or 0) <= LONGEST_CHAIN else 0
     return (*histogram, *([0] * missing))
 
 

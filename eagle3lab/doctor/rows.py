@@ -18,7 +18,7 @@ CLIPPED = ("F16", "F8_E4M3")
 """Dtypes whose maximum real activations reach: a value exactly there was most likely clipped."""
 LISTED = 100
 """Rows and places that a report lists; counts are always complete."""
-CELLS = 20_000_000
+CELLS = 2_000_000
 
 
 @dataclass(kw_only=True)

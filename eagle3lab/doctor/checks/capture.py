@@ -13,6 +13,8 @@ from eagle3lab.doctor.rows import longest_shared_prefix
 from eagle3lab.doctor.views import mapping, whole
 
 RADIX, CHUNK = "--disable-radix-cache", "--chunked-prefill-size"
+LISTED = 1000
+"""Shards that a finding lists; its counts are complete."""
 CAPTURE_FLAGS = ("enable-return-aux-hidden-states", "enable-return-hidden-states")
 
 
@@ -214,10 +216,11 @@ def resume(facts: Facts) -> Iterator[Finding]:
     redo = sorted(index for indices in bad.values() for index in indices)
     evidence: dict[str, Any] = {"valid": valid, "redo": redo, "rewritten_good_shards": 0, **bad}
     planned = whole(facts.get("conversations"))
-    if planned is not None and facts.get("one_conversation_per_shard") and planned <= 10_000_000:
-        seen = {index for index, _ in told}
-        todo = [index for index in range(planned) if index not in seen]
-        evidence |= {"todo": todo[:1000], "work": len(todo) + len(redo)}
+    if planned is not None and facts.get("one_conversation_per_shard"):
+        seen = {index for index, _ in told if 0 <= index < planned}
+        first = range(min(planned, LISTED + len(seen)))
+        todo = [index for index in first if index not in seen][:LISTED]
+        evidence |= {"todo": todo, "work": max(planned, 0) - len(seen) + len(redo)}
     if not redo:
         yield info("shards", f"{len(valid)} shards are good, none is redone", **evidence)
         return

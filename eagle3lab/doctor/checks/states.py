@@ -81,7 +81,8 @@ def finite(facts: Facts) -> Iterator[Finding]:
     block = whole(facts.get("H")) or (values.shape[1] // len(points) if points else 0)
     dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
     report = RowReport()
-    report.add(values, block=block if 0 < block <= values.shape[1] else 0, dtype=dtype)
+    block = block if 0 < block <= values.shape[1] else 0
+    report.add(values, block=block, dtype=dtype)
     mask = facts.get("loss_mask")
     yield from report_findings(report, "states", dtype, points, mask if isinstance(mask, list) else (), block=block)
 
@@ -123,7 +124,7 @@ def _best(index: int, states: list[int], tokens: list[list[int]], own: float | N
     """Sample whose tokens fit these states best; its own when no other fits clearly better."""
     if own is None:
         return None
-    if own >= 0.5 or len(tokens) > 2000:
+    if own >= 0.5 or len(tokens) > 200:
         return index
     rates = [(agreement(states, other) or 0.0, -place) for place, other in enumerate(tokens)]
     top, place = max(rates)
