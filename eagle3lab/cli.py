@@ -329,6 +329,24 @@ def corpus_build(
 
 
 @app.command()
+def convert(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Drafter folder, or folder of captured states.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder.")],
+    to: Annotated[str, typer.Option(help="sglang | vllm | speculators | specforge")],
+    target: Annotated[Path | None, typer.Option(help="Target folder: what the ids mean, and its final norm.")] = None,
+    family: Annotated[str | None, typer.Option(help="Model family of the target, without its folder.")] = None,
+    blocks: Annotated[int | None, typer.Option(help="Decoder blocks of the target, without its folder.")] = None,
+    verifier: Annotated[str | None, typer.Option(help="Name of the target in a speculators config.")] = None,
+    json_output: JsonFlag = False,
+) -> None:
+    """Write a drafter, or captured states, in another layout; refuse what the other side would drop."""
+    from eagle3lab.steps import convert as step
+
+    outcome = step.convert(source, destination, to=to, target=target, family=family, blocks=blocks, verifier=verifier)
+    finish(outcome, json_output)
+
+
+@app.command()
 def report(
     run_directory: Annotated[str, typer.Argument(metavar="RUN", help="Run directory, or its name under runs/.")],
     json_output: JsonFlag = False,
