@@ -37,15 +37,27 @@ _SPARSE = re.compile(r"(\d+)\s*bytes")
 def from_path(path: Path) -> dict[str, Any]:
     """Facts of a real file. At most its header is read, plus a few kilobytes to see whether it is all zero."""
     try:
-        size = path.stat().st_size if path.is_file() else 0
+        return from_header(read_header(path))
+    except HeaderError as error:
+        return from_error(path, error)
+
+
+def from_header(header: Header) -> dict[str, Any]:
+    """Facts of a file whose header was read."""
+    return _readable(header.path.name, header)
+
+
+def from_error(path: Path, error: HeaderError) -> dict[str, Any]:
+    """Facts of a file whose header could not be read: what its first bytes tell. Only a regular file is opened."""
+    if error.kind == "not-a-file":
+        return {"name": path.name, "size": None, "kind": "unreadable", "problem": error.what, "reason": error.kind}
+    try:
+        size = path.stat().st_size
         with path.open("rb") as handle:
             start = handle.read(PEEK)
-        header = read_header(path)
-    except HeaderError as error:
-        return _unreadable(path.name, size, start, error)
-    except OSError as error:
-        return {"name": path.name, "size": None, "kind": "unreadable", "problem": str(error.strerror or error)}
-    return _readable(path.name, header)
+    except OSError as problem:
+        return {"name": path.name, "size": None, "kind": "unreadable", "problem": str(problem.strerror or problem)}
+    return _unreadable(path.name, size, start, error)
 
 
 def from_description(described: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,13 +150,18 @@ def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[
         kind = "zeros"
     found: dict[str, Any] = {"name": name, "size": size, "kind": kind, "problem": error.what, "reason": error.kind}
     if len(start) >= 8:
-        found["first_8_bytes_as_number"] = int.from_bytes(start[:8], "little")
+        found["first_8_bytes_as_number"] = _told(int.from_bytes(start[:8], "little"))
     if "declared" in error.details:
-        found["header_bytes"] = error.details["declared"]
+        found["header_bytes"] = _told(error.details["declared"])
     pointer = _POINTER_SIZE.search(start)
     if kind == "git lfs pointer":
         found["pointer_size"] = int(pointer[1]) if pointer else None
     return found
+
+
+def _told(number: int) -> int | str:
+    """A number that no artefact can hold as text: it is evidence, not a quantity."""
+    return number if number < 2**62 else str(number)
 
 
 def tensor_bytes(dtype: Any, shape: Any) -> int | None:

@@ -50,7 +50,7 @@ def test_healthy_is_quiet(draft: Path) -> None:
         (struct.pack("<Q", 10**9), "1000000000"),
         (b"", "empty"),
         (b"abc", "3 bytes"),
-        (bytes(64), "0 bytes"),
+        (bytes(64), "all zero"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", "LFS pointer"),
         (struct.pack("<Q", 4) + b"[[[[", "not JSON"),
         (struct.pack("<Q", 200_000) + b"[" * 200_000, "JSON"),
@@ -62,7 +62,7 @@ def test_healthy_is_quiet(draft: Path) -> None:
 def test_header(draft: Path, head: bytes, word: str) -> None:
     (draft / "model.safetensors").write_bytes(head)
     report = report_on(draft)
-    said(report, "artefact-broken", word)
+    said(report, "file-is-weights", word)
     assert report.exit_code() == 1
 
 

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from eagle3lab.core.errors import UsageError
-from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, read_header, written_share
+from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, written_share
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
+from eagle3lab.doctor.readers.weightfiles import add_index, read_headers
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.tensor_names import is_map
 
-HEADER_LIMIT = 16_000_000
-"""Bytes of a header that are parsed: 100,000 tensors, far more than a drafter or one shard of a target has."""
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -74,6 +73,8 @@ def _open(
             facts.could_not(str(entry), "it is a link that leads out of the folder or nowhere")
         config_file = next((entry for entry in entries if entry.name == "config.json"), None)
         files = _weight_files(path, entries, only, facts)
+        if not only:
+            add_index(path, entries, facts)
         pickles = [entry.name for entry in entries if entry.suffix in PICKLES]
         if pickles and not files:
             why = f"{pickles[0]} is a pickle, which could run code and is never opened"
@@ -86,7 +87,7 @@ def _open(
         rule = "a folder, a config.json or a .safetensors file"
         raise UsageError(f"--{what} {path} is neither", rule=rule, fix=f"give --{what} the checkpoint's folder")
     config = _config(config_file, facts) if config_file else None
-    return config, _headers(files, facts), path if path.is_dir() else path.parent
+    return config, read_headers(files, facts), path if path.is_dir() else path.parent
 
 
 def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
@@ -121,16 +122,6 @@ def _weight_files(folder: Path, entries: list[Path], only: tuple[str, ...], fact
         return files
     named = {str(v) for k, v in weight_map.items() if not only or str(k).endswith(only)}
     return [entry for entry in files if entry.name in named and inside(entry, folder.resolve())]
-
-
-def _headers(files: list[Path], facts: Facts) -> list[Header]:
-    found: list[Header] = []
-    for path in files:
-        try:
-            found.append(read_header(path, limit=HEADER_LIMIT))
-        except HeaderError as error:
-            facts.broken(str(path), error.what.removeprefix(str(path)).strip(": "), fix=error.fix, actual=error.kind)
-    return found
 
 
 def _find(headers: list[Header], wanted: str) -> tuple[Header, str] | None:

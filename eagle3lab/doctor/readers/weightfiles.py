@@ -1,0 +1,57 @@
+"""Weight files of a folder as facts: `weight_files`, what each of them is, and `index` with `files`, who holds what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eagle3lab.core.safetensors_header import HEADER_LIMIT, Header, HeaderError, read_header
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.bounded import ReadError, read_json
+from eagle3lab.doctor.weightfile import from_error, from_header
+
+PARSED = 16_000_000
+"""Bytes of a header that are parsed: 100,000 tensors, far more than a drafter or one shard of a target has."""
+
+
+def read_headers(files: list[Path], facts: Facts) -> list[Header]:
+    """Headers that can be read; what every file is goes into `weight_files`, where the checks judge it."""
+    found: list[Header] = []
+    described = dict(facts.mapping("weight_files"))
+    for path in files:
+        try:
+            header = read_header(path, limit=PARSED)
+        except HeaderError as error:
+            declared = error.details.get("declared", 0)
+            if error.kind == "too-large" and declared <= HEADER_LIMIT:
+                facts.broken(
+                    str(path), f"has a header of {declared} bytes, at most {PARSED} are parsed", actual=declared
+                )
+            else:
+                described[path.name] = from_error(path, error)
+        else:
+            found.append(header)
+            described[path.name] = from_header(header)
+    if described:
+        facts.put("weight_files", described, str(files[0].parent) if files else "")
+    return found
+
+
+def add_index(folder: Path, entries: list[Path], facts: Facts) -> None:
+    """`index` and the tensors of every safetensors file beside it; files that cannot be read are told elsewhere."""
+    index = next((entry for entry in entries if entry.name.endswith(".safetensors.index.json")), None)
+    if index is None:
+        return
+    try:
+        value = read_json(index).value
+    except ReadError:
+        return  # told where the index is read for its shards
+    if not isinstance(value, dict):
+        return
+    tensors: dict[str, object] = {}
+    for path in (entry for entry in entries if entry.suffix == ".safetensors"):
+        try:
+            tensors[path.name] = read_header(path, limit=PARSED).as_facts()
+        except HeaderError:
+            return  # its findings come first: without its header nothing can be said about the index
+    facts.put("index", value, str(index))
+    facts.put("files", tensors, str(folder))
