@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from eagle3lab.core.errors import UsageError, nearest
 from eagle3lab.doctor.facts import VOCABULARY, Facts
-from eagle3lab.doctor.findings import Finding, could_not, info, warning
+from eagle3lab.doctor.findings import Finding, could_not, warning
 
 CheckFunction = Callable[[Facts], Iterator[Finding]]
 
@@ -146,6 +146,3 @@ def _guarded(item: Check, facts: Facts) -> list[Finding]:
             )
         )
     return found
-
-
-__all__ = ["Check", "all_checks", "check", "find_check", "info", "run_checks"]

@@ -82,16 +82,14 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
         # EAGLE4 is as close to EAGLE as to EAGLE3; the longer one is what a user with an EAGLE-3 draft means
         near = max(close, key=lambda item: (difflib.SequenceMatcher(None, name, item).ratio(), len(item)), default=None)
         near = "EAGLE3" if near == "EAGLE" else near
-        legal = ", ".join(ALGORITHMS)
         hint = f", nearest {near}" if near else ""
-        yield error(flag, f"{flag} {given} is unknown{hint}; legal: {legal}", actual=given, given=given,
-                    legal=list(ALGORITHMS), nearest=near)  # fmt: skip
+        text = f"{flag} {given} is unknown{hint}; legal: {', '.join(ALGORITHMS)}"
+        yield error(flag, text, actual=given, given=given, legal=list(ALGORITHMS), nearest=near)
         return
     effective = ALIAS.get(name, name)
     if launch.times["speculative-algorithm"] > 1:
-        times = launch.times["speculative-algorithm"]
-        yield info(flag, f"{flag} is given {times} times, the last one is used: {effective}", actual=given,
-                   effective_algorithm=effective)  # fmt: skip
+        text = f"{flag} is given {launch.times['speculative-algorithm']} times, the last one is used: {effective}"
+        yield info(flag, text, actual=given, effective_algorithm=effective)
     signs, fc_in, state = eagle3_evidence(facts, draft)
     if effective == "EAGLE3" and facts.has("draft_config") and _is_eagle2(draft, signs, fc_in, state):
         yield error(
@@ -236,16 +234,13 @@ def draft_attention(facts: Facts) -> Iterator[Finding]:
     if not launch.value("speculative-draft-model-path"):
         return
     suggest = "trtllm_mha" if "trtllm" in backend.lower() else "fa3, flashinfer or trtllm_mha"
-    said = "names an MLA backend" if own is not None else "is not given, so the draft inherits it from the target"
+    flag = "--speculative-draft-attention-backend"
+    said = f"no {flag}: the mha draft inherits {backend}" if own is None else f"{flag} {own} for an mha draft"
     yield warning(
-        "--speculative-draft-attention-backend",
-        f"no --speculative-draft-attention-backend fits: the draft is mha, {backend} is for MLA and the flag {said}; "
-        f"use {suggest}"
-        if own is not None
-        else f"no --speculative-draft-attention-backend: the mha draft inherits {backend}, which is for MLA; "
-        f"use {suggest}",
+        flag,
+        f"{said}, which is for MLA; use {suggest}",
         actual=own,
-        fix=f"--speculative-draft-attention-backend {suggest.split(',')[0]}",
+        fix=f"{flag} {suggest.split(',')[0]}",
         draft_attention="mha",
         inherited=backend,
         suggest=suggest,

@@ -239,8 +239,8 @@ def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) 
     if blocks in captured:
         fits = width == fc_in if width and fc_in else None
         text = f"id {blocks} of {blocks} blocks is the state after the last block, before the final norm"
-        return warning("capture points", f"{text}; older engines do not capture it", actual=view.read, **numbers,
-                       boundary=blocks, before_final_norm=True, width_ok=fits)  # fmt: skip
+        numbers |= {"boundary": blocks, "before_final_norm": True, "width_ok": fits}
+        return warning("capture points", f"{text}; older engines do not capture it", actual=view.read, **numbers)
     return None
 
 

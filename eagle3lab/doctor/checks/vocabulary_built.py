@@ -86,8 +86,14 @@ def vocab_built(facts: Facts) -> Iterator[Finding]:
     if facts.has("built_map") and wanted:
         rows = whole(built.get("d2t_rows")) or (distinct if built.get("padded") is False else None)
         if rows is not None and rows != wanted:
-            yield error("d2t", f"the map has {rows} rows, needed {wanted}", actual=rows, rows=rows, needed=wanted,
-                        fix="pad the map with ids that never occur")  # fmt: skip
+            yield error(
+                "d2t",
+                f"the map has {rows} rows, needed {wanted}",
+                actual=rows,
+                fix="pad the map with ids that never occur",
+                rows=rows,
+                needed=wanted,
+            )
         elif built.get("padded") and distinct is not None and distinct < wanted:
             padded = wanted - distinct
             yield info(
