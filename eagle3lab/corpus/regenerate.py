@@ -7,6 +7,7 @@ the lines are put into the order of the prompts, so that the file does not depen
 
 from __future__ import annotations
 
+import http.client
 import json
 import random
 import threading
@@ -214,7 +215,7 @@ def _request(url: str, body: dict[str, Any] | None, seconds: float) -> Any:
         raise ServerError(
             f"{url} answered {error.code} {detail}", rule="the server takes OpenAI chat requests"
         ) from error
-    except (OSError, ValueError) as error:  # no connection, cut in the middle, or half a JSON text
+    except (OSError, http.client.HTTPException, ValueError) as error:  # no connection, cut in the middle, half a text
         raise _Passing(f"{url}: {getattr(error, 'reason', error)}") from error
 
 

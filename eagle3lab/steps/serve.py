@@ -12,13 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3lab.core.errors import ProfileError, ServerError
-from eagle3lab.core.paths import cache_folder
+from eagle3lab.core.errors import ProfileError, ServerError, UsageError
+from eagle3lab.core.paths import cache_folder, repository
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.run import Inputs, collect, diagnose
+from eagle3lab.points import written
 from eagle3lab.steps.plan import drafter_shape
 from eagle3lab.targets.engine import READY_SECONDS, EngineServer, check_report, request_json
-from eagle3lab.targets.launch import base_arguments, check_arguments, command, drafter_arguments, expected_report
+from eagle3lab.targets.launch import (
+    base_arguments,
+    capture_arguments,
+    check_arguments,
+    command,
+    drafter_arguments,
+    expected_report,
+)
 from eagle3lab.targets.plan import GIB, Fit, fit, parse_memory
 from eagle3lab.targets.profiles import Profile, load_profile
 from eagle3lab.targets.shapes import target_shape
@@ -69,6 +77,7 @@ def prepare(
     context: int | None = None,
     port: int = 30000,
     python: str = "python3",
+    exchange: Path | None = None,
     extra: Sequence[str] = (),
 ) -> Launch:
     """Build the launch line and run every check that costs no GPU.
@@ -77,6 +86,7 @@ def prepare(
         draft: drafter folder or hub id; None serves the target alone.
         algorithm: `--speculative-algorithm`, used with a drafter. steps: drafted tokens a step, default of the profile.
         gpu_memory: of one GPU, such as `96GiB`; sets memory fraction and context.
+        exchange: serve for capture, with the hook that shares this folder with `eagle3lab capture --server`.
         python: interpreter of the engine. extra: more options, which win over those built here.
 
     Raises:
@@ -92,6 +102,8 @@ def prepare(
     if draft is not None:
         drafted = steps or (chosen.drafter.num_draft_tokens if chosen.drafter else 3)
         arguments += drafter_arguments(draft, steps=drafted, algorithm=algorithm)
+    if exchange is not None:
+        arguments += _capture(chosen, exchange, draft)
     arguments += extra
     judge = check_arguments(arguments, python=python)
     notes = [f"arguments checked by {judge}", *_notes(chosen, room, draft, path)]
@@ -154,7 +166,7 @@ def serve(
     """
     say = note or (lambda line: print(line, file=sys.stderr, flush=True))
     path = log or cache_folder() / "logs" / f"serve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{launch.port}.log"
-    env = {name: value for name, value in OFFLINE.items() if name not in os.environ}
+    env = {name: value for name, value in OFFLINE.items() if name not in os.environ} | importable()
     say(f"log: {path}")
     with EngineServer(launch.command, port=launch.port, log=path, env=env, note=say) as server:
         seconds = server.wait_ready(timeout=ready_seconds)
@@ -169,6 +181,27 @@ def serve(
             say(f"one token: {answer.get('text')!r}; stopping")
             return 0
         return 1 if server.wait() else 0
+
+
+def importable() -> dict[str, str]:
+    """PYTHONPATH with which the engine's interpreter finds this package, whose hook runs inside it.
+
+    Empty when the package is installed and not a checkout: its neighbours there must not shadow the engine's own.
+    """
+    root = repository()
+    if root.name == "site-packages":
+        return {}
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(root), *([before] if before else [])])}
+
+
+def _capture(profile: Profile, exchange: Path, draft: str | None) -> list[str]:
+    if draft is not None:
+        raise UsageError("--exchange with --draft", rule="states are captured from the target alone")
+    shape = profile.model
+    ids = written(shape.points, blocks=shape.blocks, engine="sglang", family=shape.family)[0].ids
+    hook = {"exchange": str(exchange.absolute())}
+    return capture_arguments(ids, hook, logits_processor="*logits_processor")
 
 
 def _room(profile: Profile, ranks: int, gpu_memory: str | None, context: int | None, *, served: bool) -> Fit | None:

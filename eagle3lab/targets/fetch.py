@@ -10,6 +10,7 @@ interrupted fetch leaves nothing that a later run would mistake for the model.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,14 +46,20 @@ def weight_hash(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FetchError(f"no .safetensors file in {folder}", rule="a target folder holds its weights as safetensors")
-    return sha256_file(files[0]) if len(files) == 1 else sha256_files(files)
+    return _content_hash(files[0]) if len(files) == 1 else sha256_files(files)
 
 
 def sha256_files(files: list[Path]) -> str:
     """One hash for several files: the hash of their hashes, in the order given."""
     import hashlib
 
-    return hashlib.sha256("".join(sha256_file(path) for path in files).encode()).hexdigest()
+    return hashlib.sha256("".join(_content_hash(path) for path in files).encode()).hexdigest()
+
+
+def _content_hash(path: Path) -> str:
+    """sha256 of a file. A hub cache links to blobs that are named by it: hundreds of gigabytes need not be read."""
+    name = path.resolve().name
+    return name if path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", name) else sha256_file(path)
 
 
 def fetch(profile: Profile, *, source: str | None = None, note: Callable[[str], None] = print) -> Path:

@@ -59,6 +59,9 @@ class ChatSection(_Section):
     user_header: str
     turn_end: str
     system_prompt: str | None = None
+    think_open: str | None = None
+    """Token that opens a reasoning model's think block; with `think_close`."""
+    think_close: str | None = None
 
 
 class DrafterSection(_Section):

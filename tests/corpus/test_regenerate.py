@@ -111,7 +111,7 @@ def test_a_server_that_is_gone_stops_the_run_and_keeps_the_replies(tmp_path: Pat
 
     with ChatServer(dies) as server, pytest.raises(ServerError, match="16 prompts in a row"):
         regenerate(many, out, GREEDY, server=server.url, concurrency=8, retries=1, pause=0.001)
-    assert len(read_answers(out)) >= 20
+    assert len(read_answers(out)) >= 20 - 8  # all but those in flight when the run gave up
     assert sum(server.attempts.values()) < 150, "it went on asking a dead server"
     with pytest.raises(ServerError, match="no model server"):
         served_model(server.url, seconds=1)

@@ -1,0 +1,144 @@
+"""Capture through a real SGLang 0.5.23 server on a CPU: its states are transformers' states, at all three points.
+
+Eight conversations of unequal length, four at a time, in prefill chunks of 64 tokens: passes hold several requests, and
+requests span several passes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from eagle3lab.capture.manifest import StatesManifest
+from eagle3lab.capture.plan import HOOK_FILE
+from eagle3lab.capture.served import capture_served, head_weight
+from eagle3lab.capture.store import Store, StoreWriter
+from eagle3lab.corpus.build import build_corpus, shipped_replies
+from eagle3lab.points import written
+from eagle3lab.steps.serve import importable
+from eagle3lab.targets.engine import EngineServer, free_port, request_json
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
+from eagle3lab.targets.launch import capture_arguments, check_arguments, command
+from eagle3lab.targets.model import Target, load_target
+from eagle3lab.targets.profiles import load_profile
+from tests.engines.runner import ROOT, environment_python
+
+PROFILE = load_profile("smollm2")
+SHARDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
+CPU = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--disable-overlap-schedule"),
+    *("--mem-fraction-static", "0.3", "--max-total-tokens", "4096", "--max-running-requests", "4"),
+    *("--chunked-prefill-size", "64", "--skip-server-warmup"),
+)
+TOLERANCE = 1e-4
+"""Largest difference over largest state, fp32 on both sides."""
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    folder = fetched_folder(PROFILE)
+    if not folder.is_dir():
+        pytest.skip("the embedded target is not fetched: make fetch")
+    return load_target(folder, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def samples(target: Target):
+    """Eight of the target's own replies, from short to long."""
+    folder = fetched_folder(PROFILE)
+    end = target.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    replies = shipped_replies(target.tokenizer, weight_sha256=weight_hash(folder), eos_id=end)
+    corpus = build_corpus(target.tokenizer, replies[:200], samples=None, greedy=True)
+    ordered = sorted(corpus.samples, key=lambda sample: len(sample.input_ids))
+    return ordered[:: max(1, len(ordered) // 8)][:8][::-1]
+
+
+def states_manifest() -> StatesManifest:
+    shape = PROFILE.model
+    ids = written(shape.points, blocks=shape.blocks, engine="sglang", family=shape.family)[0].ids
+    return StatesManifest(
+        target_id=shape.id,
+        target_weight_sha256=weight_hash(fetched_folder(PROFILE)),
+        tokenizer_sha256="0" * 64,
+        template_sha256="0" * 64,
+        points=shape.points,
+        points_checkpoint=ids,
+        blocks=shape.blocks,
+        family=shape.family,
+        hidden_size=shape.hidden_size,
+        dtype="float32",
+        last="post_norm",
+        engine="sglang",
+        corpus_sha256="0" * 64,
+        greedy=True,
+        seed=0,
+        planned_shards=len(SHARDS),
+    )
+
+
+@pytest.fixture(scope="module")
+def captured(samples, tmp_path_factory) -> tuple[Path, dict[int, float]]:
+    """The folder that the server wrote, and the agreement that the client saw."""
+    python, place = environment_python("sglang"), tmp_path_factory.mktemp("sglang-capture")
+    exchange, port = place / "exchange", free_port()
+    manifest, folder = states_manifest(), fetched_folder(PROFILE)
+    arguments = ["--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port), *CPU]
+    arguments += capture_arguments(
+        manifest.points_checkpoint, {"exchange": str(exchange)}, logits_processor="*logits_processor"
+    )
+    check_arguments(arguments)
+    paths = [str(ROOT / "scripts" / "sglang_cpu"), *importable().values()]
+    environment = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "HOME": str(place)}
+    line = command(arguments, python=str(python))
+    with EngineServer(line, port=port, log=place / "log.txt", env=environment) as server:
+        seconds = server.wait_ready(timeout=600)
+        print(f"SGLang ready after {seconds:.0f} s")
+        report = request_json(f"{server.url}/server_info")
+        assert report["return_aux_hidden_state_layer_ids"] == manifest.points_checkpoint
+        assert (exchange / HOOK_FILE).is_file()
+        writer = StoreWriter(place / "states", manifest)
+        rates = capture_served(
+            samples, writer, SHARDS, server=server.url, exchange=exchange, concurrency=4,
+            head=head_weight(folder).float(), receipt_seconds=60,
+        )  # fmt: skip
+    return place / "states", rates
+
+
+def test_it_is_complete_and_predicts_its_text(samples, captured) -> None:
+    folder, rates = captured
+    store = Store(folder, points=PROFILE.model.points, verify=True)
+    lengths = [len(sample.input_ids) for sample in samples]
+    assert max(lengths) > 64 > min(lengths), "no request spanned two chunks, or all did"
+    assert store.lengths == lengths
+    for index, sample in enumerate(samples):
+        assert store[index].input_ids.tolist() == sample.input_ids
+        assert store[index].loss_mask.tolist() == sample.loss_mask
+    assert min(rates.values()) > 0.9
+
+
+def test_states_are_those_of_transformers(target: Target, samples, captured) -> None:
+    store = Store(captured[0])
+    points, hidden = PROFILE.model.points, PROFILE.model.hidden_size
+    worst, wrong = dict.fromkeys([*points, "last"], 0.0), dict.fromkeys(points, float("inf"))
+    for index, sample in enumerate(samples):
+        ids, found = torch.tensor([sample.input_ids]), store[index]
+        last, states = target.states(ids, points=points)
+        nearby = [target.states(ids, points=[point + step for point in points])[1] for step in (-1, 1)]
+        for place, point in enumerate(points):
+            theirs = found.aux[:, place * hidden : (place + 1) * hidden]
+            worst[point] = max(worst[point], difference(theirs, states[place][0]))
+            wrong[point] = min(wrong[point], *(difference(theirs, other[place][0]) for other in nearby))
+        worst["last"] = max(worst["last"], difference(found.last, last[0]))
+    print("SGLang against transformers, fp32, largest difference over largest state:")
+    for name, value in worst.items():
+        beside = f" (neighbouring block at least {wrong[name]:.1e})" if name in wrong else ""
+        print(f"  {name}: {value:.1e}{beside}")
+    assert max(worst.values()) < TOLERANCE
+    assert min(wrong.values()) > 20 * TOLERANCE, "the neighbouring block would pass as well"
+
+
+def difference(theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    return float((theirs.float() - ours.float()).abs().max() / ours.abs().max())
