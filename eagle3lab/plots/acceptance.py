@@ -37,7 +37,9 @@ def accept_by_position(rows: Sequence[Mapping[str, Any]]) -> Plot:
                         color=colour(index),
                     )
             axis.set_ylim(0, 1)
-            axis.set_xticks(sorted({row["position"] for row in rows}))
+            places = sorted({row["position"] for row in rows})
+            axis.set_xticks(places)
+            axis.set_xlim(places[0] - 0.3, places[-1] + 0.3)
             axis.set_xlabel("draft position")
         axes[0].set(title="Joint: this and all before", ylabel="share of verify steps")
         axes[1].set(title="Conditional: given all before", ylabel="share of those that reached it")

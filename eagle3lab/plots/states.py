@@ -38,11 +38,11 @@ def residual_by_depth(norms: Sequence[float], points: Sequence[int]) -> Plot:
 
 
 def capture_norms(points: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -> Plot:
-    """Norms of the captured states at every point (left) and tokens of the samples (right).
+    """Norms of the captured states at every point (left) and tokens of the replies (right).
 
     Args:
         points: one row a point with `point`, `p05`, `median`, `p95` of the token norms.
-        lengths: [S] tokens of each sample, prompt included.
+        lengths: [S] tokens of each reply.
     """
     if not points or not lengths:
         raise UsageError(f"{len(points)} points and {len(lengths)} samples", rule="both are there")
@@ -58,13 +58,13 @@ def capture_norms(points: Sequence[Mapping[str, Any]], lengths: Sequence[int]) -
         left.set(title="Norm of a captured state", xlabel="capture point", ylabel="norm, median and 5 to 95 %")
         left.set_yscale("log")
         right.hist(lengths, bins=min(40, max(5, len(set(lengths)))), color=colour(4), edgecolor="white")
-        right.set(title="Length of the samples", xlabel="tokens", ylabel="samples")
+        right.set(title="Length of the replies", xlabel="tokens", ylabel="replies")
     ordered = sorted(lengths)
     middle = ordered[len(ordered) // 2]
     rows = [{"point": str(r["point"]), "p05": r["p05"], "median": r["median"], "p95": r["p95"]} for r in points]
-    told = ", ".join(f"{row['median']:.3g} at point {row['point']}" for row in points)
+    told = ", ".join(f"{row['point']} {row['median']:.3g}" for row in points)
     alt = (
-        f"Left: median norm of a captured state, {told}. Right: {len(lengths)} samples of {ordered[0]} to "
+        f"Left: median norm of a captured state by point: {told}. Right: {len(lengths)} replies of {ordered[0]} to "
         f"{ordered[-1]} tokens, median {middle}."
     )
     return Plot(figure, rows, "Captured states", alt)

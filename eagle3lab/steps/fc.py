@@ -14,7 +14,7 @@ from eagle3lab.inspection import Inspection, inspect_checkpoint
 from eagle3lab.inspection.distribution import distribution
 from eagle3lab.inspection.report import number
 from eagle3lab.runs.directory import Run
-from eagle3lab.steps.snapshots import fc_trajectory
+from eagle3lab.steps.snapshots import fc_trajectory, first_snapshot
 from eagle3lab.targets.profiles import load_profile
 
 BINS, SPAN = 72, 3.6
@@ -27,10 +27,12 @@ class FcLook:
 
     Attributes:
         way: rows of `fc_trajectory`; [] for a checkpoint without snapshots.
+        start: fc before the first step, float64 [H, P*H], from the first snapshot; None without one.
     """
 
     found: Inspection
     way: list[dict[str, Any]] = field(default_factory=list)
+    start: np.ndarray | None = None
 
     @property
     def moments(self) -> list[tuple[str, ...]]:
@@ -59,28 +61,44 @@ class FcLook:
 
     @property
     def densities(self) -> list[dict[str, Any]]:
-        """Per point: `edges` [B + 1], `density` [B], and the same of the initialisation that the verdict speaks of."""
+        """Per point: `edges` [B + 1], `density` [B], and the same of its start: the first snapshot, else the family."""
         home = self.found.judgement.home if self.found.judgement else None
+        points = self.found.layout.points
+        firsts = [None] * len(points) if self.start is None else np.split(self.start, len(points), axis=1)
         blocks = []
-        for index, point in enumerate(self.found.layout.points):
-            weights = distribution(self.found.scan, index)
-            # A power of two as bin width: other widths hold now more, now fewer cells of the 16-bit grid, and show teeth.
-            width = 2.0 ** round(math.log2((2 * SPAN * weights.moments.std or 1.0) / BINS))
-            side = math.ceil((SPAN * weights.moments.std or 1.0) / width)
-            edges = np.arange(-side, side + 1) * width
-            counts, _ = np.histogram(weights.values, edges, weights=weights.counts)
+        for index, (point, first) in enumerate(zip(points, firsts, strict=True)):
+            now = distribution(self.found.scan, index)
+            edges = _edges(now.moments.std)
+            counts, _ = np.histogram(now.values, edges, weights=now.counts)
+            initial, name, std = None, None, None
+            if first is not None:
+                initial, name, std = _density(np.histogram(first, edges)[0], first.size, edges), "start", first.std()
+            elif home is not None:
+                initial, name, std = (home.cells(edges) / np.diff(edges)).tolist(), home.name, home.std
             blocks.append(
                 {
                     "point": str(point),
                     "edges": edges.tolist(),
-                    "density": (counts / weights.n / width).tolist(),
-                    "initial": None if home is None else (home.cells(edges) / width).tolist(),
-                    "family": None if home is None else home.name,
-                    "std": weights.moments.std,
-                    "initial_std": None if home is None else home.std,
+                    "density": _density(counts, now.n, edges),
+                    "initial": initial,
+                    "family": name,
+                    "std": now.moments.std,
+                    "initial_std": None if std is None else float(std),
                 }
             )
         return blocks
+
+
+def _edges(std: float) -> np.ndarray:
+    """Bins a power of two wide: other widths hold now more, now fewer cells of the 16-bit grid, and show teeth."""
+    std = std if math.isfinite(std) and std > 0 else 1.0
+    width = 2.0 ** round(math.log2(2 * SPAN * std / BINS))
+    side = math.ceil(SPAN * std / width)
+    return np.arange(-side, side + 1) * width
+
+
+def _density(counts: np.ndarray, total: int, edges: np.ndarray) -> list[float]:
+    return (counts / max(total, 1) / np.diff(edges)).tolist()
 
 
 def examine(run: Run, *, draft: str = "") -> FcLook:
@@ -97,9 +115,17 @@ def examine(run: Run, *, draft: str = "") -> FcLook:
         points = load_profile(run.manifest.profile).model.points
         found = inspect_checkpoint(folder, points=None if draft else _names(points))
         way = [] if draft or not folder.is_dir() else fc_trajectory(folder, points)
+        start = first_snapshot(folder) if way else None
         moments = {key: found.fc[key] for key in ("mean", "mean_se", "std", "std_se")}
         run.merge_metrics({"fc": {"labels": found.verdict.labels, **moments}})
-        return FcLook(found, way)
+        return FcLook(found, way, start)
+
+
+def browse(look: FcLook) -> Any:
+    """Controls over the weights of the inspected checkpoint, for a notebook in Jupyter: tensor, point, log scale."""
+    from eagle3lab.widgets.fc import Browser, fc_widget
+
+    return fc_widget(Browser(look.found.path, points=[str(point) for point in look.found.layout.points]))
 
 
 def _names(points: Sequence[int]) -> tuple[str, ...]:

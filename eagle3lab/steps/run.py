@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -110,6 +111,8 @@ def run_lab(
 
 def open_run(notebook: str, **values: Any) -> Run:
     """The run that `notebook` works on: see `eagle3lab.runs.resolve`. `values` are the notebook's parameters."""
+    # Bars of other libraries are widgets that a stored notebook shows frozen at 0 %; the lab prints its own as text.
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     return resolve_run(notebook, BUILDERS, **values)
 
 

@@ -80,17 +80,19 @@ def counting_bar() -> Iterator[Callable[[str, int], None]]:
     """A counter for `measure`: yields `update(what, tokens)`; every new `what` is a line of its own."""
     from tqdm import tqdm
 
-    lines: list[tqdm] = []
+    shown, line = "", None
 
     def update(what: str, tokens: int) -> None:
-        if not lines or lines[-1].desc != f"{what}: ":
-            if lines:
-                lines[-1].close()
-            lines.append(tqdm(desc=what, unit=" tokens", mininterval=LOG_SECONDS, file=sys.stderr, ncols=100))
-        lines[-1].update(tokens - lines[-1].n)
+        nonlocal shown, line
+        if line is None or what != shown:
+            if line is not None:
+                line.close()
+            shown = what
+            line = tqdm(desc=what, unit=" tokens", mininterval=LOG_SECONDS, file=sys.stderr, ncols=100)
+        line.update(tokens - line.n)
 
     try:
         yield update
     finally:
-        if lines:
-            lines[-1].close()
+        if line is not None:
+            line.close()

@@ -41,6 +41,12 @@ def fc_trajectory(folder: Path, points: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
+def first_snapshot(folder: Path) -> np.ndarray | None:
+    """fc before the first step, float64 [H, P*H]; None when there are no snapshots."""
+    found = snapshots(folder)
+    return _matrix(found[0][1]) if found else None
+
+
 def _matrix(path: Path) -> np.ndarray:
     """`fc.weight` of a snapshot as float64 [H, P*H]."""
     from safetensors import SafetensorError

@@ -77,13 +77,9 @@ def training(found: TrainSummary) -> str:
 
 
 def fc(look: FcLook) -> str:
-    """Result of notebook 04: the inspection's own sentence, its evidence, and how far training moved each block."""
+    """Result of notebook 04: the inspection's own sentence and the evidence behind it."""
     lines = [f"**Result.** {look.found.sentence}.", ""]
     lines += [f"- {line}" for line in look.found.verdict.evidence]
-    if look.way:
-        last = look.way[-1]["step"]
-        moved = ", ".join(f"point {row['point']} by {percent(row['moved'])}" for row in look.way if row["step"] == last)
-        lines.append(f"- From the first snapshot to the last (step {last}) the blocks of fc moved: {moved}.")
     return "\n".join(lines)
 
 
