@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from eagle3lab import __version__
+from eagle3lab import __version__, cli_states
 from eagle3lab.core.errors import Eagle3LabError
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ def serve(
     context: Annotated[int | None, typer.Option(help="Tokens that one request may have.")] = None,
     port: Annotated[int, typer.Option(help="Loopback port.")] = 30000,
     python: Annotated[str, typer.Option(help="Interpreter of the engine's environment.")] = "python3",
+    exchange: Annotated[Path | None, typer.Option(help="Serve for capture; folder shared with the hook.")] = None,
     log: Annotated[Path | None, typer.Option(help="File for the server's output.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launch line and start nothing.")] = False,
     probe: Annotated[bool, typer.Option("--probe", help="Start, check, generate one token, stop.")] = False,
@@ -214,6 +215,7 @@ def serve(
         context=context,
         port=port,
         python=python,
+        exchange=exchange,
         extra=extra or (),
     )
     if dry_run:
@@ -269,17 +271,8 @@ def run_lab(
     finish(outcome, json_output)
 
 
-@app.command()
-def capture(
-    run_directory: Annotated[str | None, typer.Option("--run", help="Run directory; none = a new run.")] = None,
-    profile: Annotated[str, typer.Option(help="Target profile of a new run.")] = "smollm2",
-    preset: Annotated[str, typer.Option(help="quick | default | long, of a new run.")] = "default",
-    json_output: JsonFlag = False,
-) -> None:
-    """Capture the target's states for the corpus of a run. An interrupted capture goes on where it stopped."""
-    from eagle3lab.steps import verbs
-
-    finish(verbs.capture(run_directory, profile, preset, note=lambda line: typer.echo(line, err=True)), json_output)
+app.command()(cli_states.capture)
+app.command()(cli_states.regenerate)
 
 
 @app.command()
