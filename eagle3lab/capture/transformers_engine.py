@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -45,15 +46,20 @@ def capture(
         progress: called with the number of tokens captured by this call.
     """
     done = 0
-    for index in writer.pending():
-        members = shards[index]
-        captured: dict[int, Sample] = {}
-        for batch in _batches(members, samples, batch_tokens):
-            captured.update(_forward(target, samples, batch, writer.manifest))
-            done += sum(len(samples[member].input_ids) for member in batch)
-            if progress is not None:
-                progress(done)
-        writer.write(index, [captured[member] for member in members])
+    writing: Future[None] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="shard") as pool:
+        for index in writer.pending():
+            captured: dict[int, Sample] = {}
+            for batch in _batches(shards[index], samples, batch_tokens):
+                captured.update(_forward(target, samples, batch, writer.manifest))
+                done += sum(len(samples[member].input_ids) for member in batch)
+                if progress is not None:
+                    progress(done)
+            if writing is not None:
+                writing.result()  # at most one shard is written while the next is computed: memory stays bounded
+            writing = pool.submit(writer.write, index, [captured[member] for member in shards[index]])
+        if writing is not None:
+            writing.result()
     return writer.manifest
 
 
