@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from eagle3lab import __version__, cli_states
+from eagle3lab.cli_accept import accept_app
 from eagle3lab.core.errors import Eagle3LabError
 
 if TYPE_CHECKING:
@@ -350,6 +351,8 @@ def report(
 
     finish(step.report(Run.open(run_directory)), json_output)
 
+
+app.add_typer(accept_app, name="accept")
 
 runs_app = typer.Typer(help="List and prune run directories.", no_args_is_help=True)
 app.add_typer(runs_app, name="runs")

@@ -1,14 +1,15 @@
-"""Greedy speculative decoding with a chain of k drafted tokens, and KV caches for both models.
+"""Speculative decoding with a chain of k drafted tokens, and KV caches for both models.
 
 Of a row, the target has read x_0..x_{L-1}; x_L is known but not yet read. One round:
 
 1. The drafter extends its cache by the slots whose states are new (slot t = target state a_t with token x_{t+1}), the
    last of which is slot L-1, and drafts k tokens from there on its own states.
 2. The target reads x_L and the k drafts in one forward and says what it would have chosen after each.
-3. Drafts are kept up to the first that differs; the target's own choice after them is the bonus token.
+3. Drafts are kept up to the first that the rule refuses (greedy: that differs); the token after them is the bonus.
 
 Greedy text is therefore the target's, whatever the drafter says; `accept decode` compares it with plain decoding all
-the same. Drafted tokens past the end of a reply (after its end token, or past the limit) are proposed but cannot be
+the same. At a temperature the distribution of the text is the target's (`sampling.py`). `TreeDecoder` replaces steps 1
+and 2. Drafted tokens past the end of a reply (after its end token, or past the limit) are proposed but cannot be
 accepted.
 """
 
@@ -16,12 +17,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from eagle3lab.acceptance.counts import AcceptanceCounts, from_lengths
+from eagle3lab.acceptance.sampling import Greedy, Rule
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.targets.model import Target
@@ -35,7 +37,7 @@ class Decoded:
     Attributes:
         tokens: the reply, end token included; the first comes from prefill and is nobody's draft.
         accepted: accepted drafts of every verify step, in order.
-        drafts: the k proposed tokens of every verify step.
+        drafts: the proposed tokens of every verify step (k of a chain, the nodes of a tree).
         ended: the target ended by itself.
     """
 
@@ -45,8 +47,27 @@ class Decoded:
     ended: bool = False
 
     def counts(self, name: str, k: int) -> AcceptanceCounts:
-        """Counts of this prompt."""
-        return from_lengths(self.accepted, k=k, prompt=name, generated=len(self.tokens))
+        """Counts of this prompt; k is the greatest number of drafts a step can keep."""
+        counts = from_lengths(self.accepted, k=k, prompt=name, generated=len(self.tokens))
+        return replace(counts, proposed=sum(len(nodes) for nodes in self.drafts))
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one verify step found. R rows, D = greatest number of drafts a row can keep, N drafted tokens.
+
+    Attributes:
+        path: int64 [R, D], drafts from the current token on; the first `agreed` of a row are kept.
+        agreed: int64 [R]. bonus: int64 [R], the token after the kept ones.
+        states: [R, D+1, P*H], target states of the current token and of the path.
+        proposed: int64 [R, N], every token that was checked.
+    """
+
+    path: Tensor
+    agreed: Tensor
+    bonus: Tensor
+    states: Tensor
+    proposed: Tensor
 
 
 @dataclass(slots=True)
@@ -60,29 +81,39 @@ class Clock:
 
 
 def draft_extend(
-    drafter: Eagle3Drafter, cache: SlotCache, state: Tensor, ids: Tensor, positions: Tensor, rows: Tensor | None
+    drafter: Eagle3Drafter,
+    cache: SlotCache,
+    state: Tensor,
+    ids: Tensor,
+    slots: Tensor,
+    rows: Tensor | None,
+    positions: Tensor | None = None,
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Run new slots through the drafter's layer.
 
     Args:
         state: [rows, q, H], fused target states or the drafter's own.
         ids: int64 [rows, q], the token each slot embeds.
-        positions: int64 [rows, q], slot numbers.
+        slots: int64 [rows, q], where keys and values go.
         rows: rows of the cache that take part, None = all.
+        positions: int64 [rows, q] for the rotary embedding; None = the slots (a chain).
+        mask: bool [rows, 1, q, last slot + 1]; None = every slot up to the query's own (a chain).
 
     Returns:
         pre-norm states [rows, q, H].
     """
     layer, attention = drafter.midlayer, drafter.midlayer.self_attn
     shape = ids.shape
-    cos, sin = drafter.angles(positions.flatten())
+    cos, sin = drafter.angles((slots if positions is None else positions).flatten())
     u, residual = layer.inputs(drafter.embed(ids).to(state.dtype).flatten(0, 1), state.flatten(0, 1))
     key, value = (x.unflatten(0, shape).transpose(1, 2) for x in attention.key_value(u, cos, sin))
-    visible = int(positions.max()) + 1
-    cache.place(positions, visible, rows)
+    visible = int(slots.max()) + 1
+    cache.place(slots, visible, rows)
+    mask = causal_slot_mask(slots, visible) if mask is None else mask
     keys, values = cache.update(key, value, 0)
     query = attention.query(u, cos, sin).unflatten(0, shape).transpose(1, 2)
-    mixed, _ = grouped_attention(layer, query, keys, values, causal_slot_mask(positions, visible), attention.scale)
+    mixed, _ = grouped_attention(layer, query, keys, values, mask, attention.scale)
     return layer.finish(residual, mixed.flatten(0, 1).flatten(1)).unflatten(0, shape)
 
 
@@ -92,9 +123,13 @@ class ChainDecoder:
     Args:
         target, drafter: must have the same width, vocabulary and points.
         k: drafted tokens a round.
+        rule: how drafts are made and kept; None = greedy.
+
+    Raises:
+        AcceptanceError: the drafter was made for another target, or k is below 1.
     """
 
-    def __init__(self, target: Target, drafter: Eagle3Drafter, k: int) -> None:
+    def __init__(self, target: Target, drafter: Eagle3Drafter, k: int, rule: Rule | None = None) -> None:
         if k < 1:
             raise AcceptanceError(f"k is {k}", rule="a chain has at least one drafted token")
         if drafter.config.vocab_size != target.vocab_size or drafter.config.target_hidden_size != target.hidden_size:
@@ -104,8 +139,15 @@ class ChainDecoder:
                 rule="a drafter serves the target it was made for",
             )
         self.target, self.drafter, self.k = target, drafter, k
+        self.rule: Rule = rule or Greedy()
         self.kept = drafter.kept_ids
+        self.context: int | None = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
         self.clock = Clock()
+
+    @property
+    def spare(self) -> int:
+        """Slots that a round may write beyond the text."""
+        return self.k + 2
 
     @torch.inference_mode()
     def run(
@@ -116,7 +158,22 @@ class ChainDecoder:
         batch: int = 32,
         progress: Callable[[int], None] | None = None,
     ) -> list[Decoded]:
-        """Decode every prompt greedily; results in the order of `prompts`. Rows of a batch finish together or idle."""
+        """Decode every prompt; results in the order of `prompts`. Rows of a batch finish together or idle.
+
+        A reply also ends where prompt and reply fill the target's context.
+
+        Raises:
+            AcceptanceError: an empty prompt, or one that leaves no room in the context.
+        """
+        if max_new_tokens < 1 or batch < 1:
+            raise AcceptanceError(f"max_new_tokens {max_new_tokens}, batch {batch}", rule="both are 1 or more")
+        for number, prompt in enumerate(prompts):
+            if not prompt or (self.context is not None and len(prompt) >= self.context):
+                raise AcceptanceError(
+                    f"prompt {number} has {len(prompt)} tokens",
+                    rule=f"1 or more, and below the context of {self.context or 'unknown size'}",
+                    fix="shorten or drop it",
+                )
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         replies: list[Decoded | None] = [None] * len(prompts)
         done = 0
@@ -130,87 +187,129 @@ class ChainDecoder:
         return [reply for reply in replies if reply is not None]
 
     def _batch(self, prompts: list[list[int]], limit: int) -> list[Decoded]:
-        rows, k = len(prompts), self.k
+        rows, stops = len(prompts), set(self.target.eos_ids)
         lengths = torch.tensor([len(p) for p in prompts])
-        capacity = int(lengths.max()) + limit + k + 2
-        context = getattr(self.target.model.config.get_text_config(), "max_position_embeddings", None)
-        if context is not None and capacity > context:
-            raise AcceptanceError(
-                f"prompt {int(lengths.max())} + {limit} new + {k} drafted tokens = {capacity}",
-                rule=f"context is {context}",
-                fix="lower max_new_tokens",
-            )
+        limits = [limit if self.context is None else min(limit, self.context - len(p)) for p in prompts]
+        capacity = int(lengths.max()) + limit + self.spare
         cache, draft_cache = SlotCache(rows, capacity), SlotCache(rows, capacity)
         clock = time.perf_counter()
         ids = torch.zeros(rows, int(lengths.max()), dtype=torch.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
-        points = self.drafter.config.points
-        last, states = self.target.prefill(cache, ids, torch.zeros(rows, dtype=torch.int64), points=points)
-        current = self.target.logits(last[torch.arange(rows), lengths - 1]).argmax(-1)
-        replies = [Decoded([token]) for token in current.tolist()]
+        last, states = self._read(cache, ids, torch.zeros(rows, dtype=torch.int64), None)
+        current = self.rule.choose(self.target.logits(last[torch.arange(rows), lengths - 1]))
+        replies = [Decoded([token], ended=token in stops) for token in current.tolist()]
         # slot t embeds x_{t+1}: the prompt moved by one, its last slot gets the first new token
         following = torch.cat([ids[:, 1:], ids[:, :1]], 1)
         following[torch.arange(rows), lengths - 1] = current
-        fresh, begin, count = torch.cat(states, -1), torch.zeros_like(lengths), lengths.clone()
         self.clock.prefill += time.perf_counter() - clock
-        active = torch.tensor([r for r in range(rows) if not self._finished(replies[r], limit)], dtype=torch.int64)
-        fresh, following, begin, count = fresh[active], following[active], begin[active], count[active]
+
+        def going(members: list[int]) -> Tensor:
+            """Places of `members` whose reply goes on."""
+            unfinished = [not replies[r].ended and len(replies[r].tokens) < limits[r] for r in members]
+            return torch.tensor([i for i, more in enumerate(unfinished) if more], dtype=torch.int64)
+
+        active = going(list(range(rows)))
+        fresh, following, begin, count = states[active], following[active], torch.zeros_like(active), lengths[active]
         length, current = lengths[active], current[active]
         while len(active):
-            clock = time.perf_counter()
-            drafts = self._draft(draft_cache, fresh, following, begin, count, active if len(active) < rows else None)
-            middle = time.perf_counter()
-            fed = torch.cat([current[:, None], drafts], 1)
-            last, states = self.target.prefill(
-                cache, fed, length, active if len(active) < rows else None, points=points
-            )
-            choice = self.target.logits(last).argmax(-1)
-            agreed = (choice[:, :k] == drafts).long().cumprod(1).sum(1)
-            going = []
-            for i, row in enumerate(active.tolist()):
-                reply, number = replies[row], int(agreed[i])
-                new = [*drafts[i, :number].tolist(), int(choice[i, number])]
-                room = limit - len(reply.tokens)
-                stop = next((j for j, token in enumerate(new) if token in self.target.eos_ids), None)
-                kept = new[: min(room, len(new) if stop is None else stop + 1)]
-                reply.tokens += kept
-                reply.accepted.append(min(number, len(kept)))
-                reply.drafts.append(drafts[i].tolist())
-                if not self._finished(reply, limit):
-                    going.append(i)
-            keep = torch.tensor(going, dtype=torch.int64)
-            begin, count = length[keep], agreed[keep] + 1
-            fresh = torch.cat(states, -1)[keep]
-            following = torch.cat([drafts, choice[:, -1:]], 1)[keep]  # token after fed slot j is draft j+1 ...
-            bonus = choice[keep, agreed[keep]]
-            following[torch.arange(len(keep)), agreed[keep]] = bonus  # ... and the bonus after the last kept one
-            current, active, length = bonus, active[keep], length[keep] + count
-            self.clock.draft += middle - clock
-            self.clock.verify += time.perf_counter() - middle
+            some = active if len(active) < rows else None
+            found = self._round(cache, draft_cache, fresh, following, begin, count, current, length, some)
+            members, agreed = active.tolist(), found.agreed.tolist()
+            for row, number, path, bonus, proposed in zip(
+                members, agreed, found.path.tolist(), found.bonus.tolist(), found.proposed.tolist(), strict=True
+            ):
+                reply = replies[row]
+                new = [*path[:number], bonus][: limits[row] - len(reply.tokens)]
+                stop = next((j for j, token in enumerate(new) if token in stops), None)
+                reply.ended = stop is not None
+                new = new if stop is None else new[: stop + 1]
+                reply.tokens += new
+                reply.accepted.append(min(number, len(new)))  # what the end of the reply cuts off is not accepted
+                reply.drafts.append(proposed)
+            keep = going(members)
+            begin, count, current = length[keep], found.agreed[keep] + 1, found.bonus[keep]
+            fresh = found.states[keep]
+            following = torch.cat([found.path, found.path[:, :1]], 1)[keep]  # after the current token comes draft 1 ...
+            following[torch.arange(len(keep)), count - 1] = current  # ... and after the last kept one the bonus
+            active, length = active[keep], begin + count
             self.clock.rounds += 1
         return replies
 
-    def _finished(self, reply: Decoded, limit: int) -> bool:
-        reply.ended = reply.tokens[-1] in self.target.eos_ids
-        return reply.ended or len(reply.tokens) >= limit
+    def _read(
+        self,
+        cache: SlotCache,
+        ids: Tensor,
+        start: Tensor,
+        rows: Tensor | None,
+        positions: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Target forward over ids [R, q] in slots `start`...: last state [R, q, H] and fc's input [R, q, P*H].
 
-    def _draft(
+        Args:
+            positions: int64 [R, q]; None = the slots. mask: bool [R, 1, q, last slot + 1]; None = causal by slot.
+        """
+        slots = start[:, None] + torch.arange(ids.shape[1])
+        visible = int(slots.max()) + 1
+        cache.place(slots, visible, rows)
+        positions = slots if positions is None else positions
+        if self.context is not None:  # a draft past the context can never be kept, but must not reach the embedding
+            positions = positions.clamp(max=self.context - 1)
+        mask = causal_slot_mask(slots, visible) if mask is None else mask
+        last, states = self.target.states(ids, positions, cache, mask, self.drafter.config.points)
+        return last, torch.cat(states, -1)
+
+    def _round(
+        self,
+        cache: SlotCache,
+        draft_cache: SlotCache,
+        fresh: Tensor,
+        following: Tensor,
+        begin: Tensor,
+        count: Tensor,
+        current: Tensor,
+        length: Tensor,
+        rows: Tensor | None,
+    ) -> Round:
+        """Draft and verify once.
+
+        Args:
+            fresh: [R, q, P*H] states that the drafter has not seen, `count` of them valid, first slot `begin`;
+            following: int64 [R, q], the token each of those slots embeds.
+            current: int64 [R], known token that the target has not read; it stands at position `length`.
+            rows: rows of the caches, None = all.
+        """
+        clock = time.perf_counter()
+        h = self._extend(draft_cache, fresh, following, begin, count, rows)
+        drafts, q = self._draft(draft_cache, h, begin + count, rows)
+        middle = time.perf_counter()
+        last, states = self._read(cache, torch.cat([current[:, None], drafts], 1), length, rows)
+        agreed, bonus = self.rule.verify(self.target.logits(last), drafts, self.kept, q)
+        self.clock.draft += middle - clock
+        self.clock.verify += time.perf_counter() - middle
+        return Round(drafts, agreed, bonus, states, drafts)
+
+    def _extend(
         self, cache: SlotCache, fresh: Tensor, following: Tensor, begin: Tensor, count: Tensor, rows: Tensor | None
     ) -> Tensor:
-        """int64 [rows, k] target ids. fresh [rows, q, P*H]: new states, `count` of them valid, first slot `begin`."""
+        """Bring the drafter's cache up to the text; its state [R, 1, H] at the last valid slot."""
         width = int(count.max())
-        positions = begin[:, None] + torch.arange(width)
+        slots = begin[:, None] + torch.arange(width)
         state = self.drafter.fuse(fresh[:, :width].to(self.drafter.fc.weight.dtype))
-        h = draft_extend(self.drafter, cache, state, following[:, :width], positions, rows)
-        h = h[torch.arange(len(count)), count - 1][:, None]
-        slot = (begin + count - 1)[:, None]
-        drafts = []
+        h = draft_extend(self.drafter, cache, state, following[:, :width], slots, rows)
+        return h[torch.arange(len(count)), count - 1][:, None]
+
+    def _draft(self, cache: SlotCache, h: Tensor, slot: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """k drafts from state h [R, 1, H]; `slot` int64 [R] is the first free one. Target ids [R, k], and q."""
+        drafts, weights = [], []
         for step in range(self.k):
             normed = self.drafter.norm(h)
-            token = self.kept[self.drafter.lm_head(normed[:, 0]).argmax(-1)]
-            drafts.append(token)
+            choice, q = self.rule.draft(self.drafter.lm_head(normed[:, 0]))
+            drafts.append(self.kept[choice])
+            weights.append(q)
             if step + 1 < self.k:
-                slot = slot + 1
-                h = draft_extend(self.drafter, cache, self.drafter.carry(h, normed), token[:, None], slot, rows)
-        return torch.stack(drafts, 1)
+                state, token = self.drafter.carry(h, normed), drafts[-1][:, None]
+                h = draft_extend(self.drafter, cache, state, token, (slot + step)[:, None], rows)
+        known = [q for q in weights if q is not None]
+        return torch.stack(drafts, 1), torch.stack(known, 1) if known else None

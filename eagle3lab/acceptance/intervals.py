@@ -20,7 +20,7 @@ _CELLS = 4_000_000
 
 
 def ratio_interval(
-    pairs: Sequence[tuple[int, int]], *, seed: int = 0, draws: int = DRAWS
+    pairs: Sequence[tuple[float, float]], *, seed: int = 0, draws: int = DRAWS
 ) -> tuple[float, float] | None:
     """95 % percentile interval of sum(numerator) / sum(denominator) over resampled prompts.
 

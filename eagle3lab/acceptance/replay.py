@@ -9,8 +9,9 @@ sampled text the same walk is teacher-forced only, and is called that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -25,7 +26,8 @@ class Walk:
     """One sample along the decode path.
 
     Attributes:
-        starts: slot of every chain; accepted: tokens of it that the target accepts; proposed: always k a chain.
+        starts: slot of every chain, from the first active one; accepted: tokens of it that the target accepts;
+            proposed: always k a chain.
         prefix: int64 [R], accepted length of a chain started at *every* reply slot (the all-positions average).
     """
 
@@ -46,7 +48,7 @@ def draft_tokens(drafter: Eagle3Drafter, batch: Packed, steps: int) -> Tensor:
 def walk_samples(
     drafter: Eagle3Drafter, samples: Iterable[Sample], steps: int, *, batch_tokens: int = 4096
 ) -> list[Walk]:
-    """Replay every sample. The first chain of a reply starts at the last prompt slot: its x_{t+1} comes from prefill."""
+    """Replay every sample. A reply's first chain starts at the last prompt slot: its x_{t+1} comes from prefill."""
     walks: list[Walk] = []
     group: list[Sample] = []
     for sample in samples:
@@ -57,27 +59,43 @@ def walk_samples(
     return walks + (_walk_group(drafter, group, steps) if group else [])
 
 
+def pack_samples(samples: Sequence[Sample]) -> Packed:
+    """Samples end to end, every slot from the last prompt token on active."""
+    offsets = [0, *accumulate(len(sample.input_ids) for sample in samples)]
+    parts = {name: torch.cat([getattr(s, name) for s in samples]) for name in ("input_ids", "aux", "last", "loss_mask")}
+    return pack(parts["input_ids"], parts["aux"], parts["last"], offsets, parts["loss_mask"])
+
+
+def response_runs(mask: Tensor) -> list[tuple[int, int]]:
+    """(first, stop) slots of every reply in a sample's mask: a chain must not run from one reply into the next.
+
+    `first` is the slot before the reply, whose x_{t+1} is the reply's first token; `stop` is one past its last token.
+    """
+    edges = torch.cat([mask.new_zeros(1), mask, mask.new_zeros(1)]).long().diff()
+    starts, stops = (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist()
+    return [(max(start - 1, 0), stop) for start, stop in zip(starts, stops, strict=True)]
+
+
 def _walk_group(drafter: Eagle3Drafter, samples: list[Sample], steps: int) -> list[Walk]:
-    offsets = [0]
-    for sample in samples:
-        offsets.append(offsets[-1] + len(sample.input_ids))
-    batch = pack(
-        torch.cat([s.input_ids for s in samples]),
-        torch.cat([s.aux for s in samples]),
-        torch.cat([s.last for s in samples]),
-        offsets,
-        torch.cat([s.loss_mask for s in samples]),
-    )
+    batch = pack_samples(samples)
     drafted = draft_tokens(drafter, batch, steps)
     walks = []
     for s in batch.segments:
-        size = s.stop - s.active
-        text = batch.input_ids[s.active : s.stop]
-        hits = torch.zeros(steps, size, dtype=torch.bool)
-        for step in range(steps):
-            if size > step + 2:
-                hits[step, : size - step - 2] = drafted[step, s.row : s.row + size - step - 2] == text[step + 2 :]
-        walks.append(walk(hits.cumprod(0).sum(0)))
+        parts = []
+        for first, stop in response_runs(batch.mask[s.start : s.stop]):
+            row, size = s.row + s.start + first - s.active, stop - first
+            text = batch.input_ids[s.start + first : s.start + stop]
+            hits = torch.zeros(steps, size, dtype=torch.bool)
+            for step in range(min(steps, size - 2)):
+                hits[step, : size - step - 2] = drafted[step, row : row + size - step - 2] == text[step + 2 :]
+            parts.append((row - s.row, walk(hits.cumprod(0).sum(0))))
+        walks.append(
+            Walk(
+                [place + slot for place, part in parts for slot in part.starts],
+                [number for _, part in parts for number in part.accepted],
+                torch.cat([part.prefix for _, part in parts]) if parts else torch.zeros(0, dtype=torch.int64),
+            )
+        )
     return walks
 
 
@@ -93,3 +111,14 @@ def walk(prefix: Tensor) -> Walk:
         accepted.append(int(prefix[slot]))
         slot += accepted[-1] + 1
     return Walk(starts, accepted, prefix[: max(last, 0)])
+
+
+def all_positions_length(walks: Iterable[Walk]) -> float | None:
+    """1 + mean accepted length of chains started at *every* reply slot; None without one.
+
+    Not the accept length: decoding never starts a chain inside an accepted run, and runs lie where drafting is easy,
+    so this average counts easy places more often. Print it under its own name.
+    """
+    lengths = [walk.prefix for walk in walks]
+    joined = torch.cat(lengths) if lengths else torch.zeros(0)
+    return 1 + float(joined.double().mean()) if len(joined) else None

@@ -1,0 +1,162 @@
+"""`eagle3lab accept replay`: acceptance from captured states alone, thousands of positions a second, no decoding."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3lab.acceptance.counts import from_lengths, total
+from eagle3lab.acceptance.replay import all_positions_length, walk_samples
+from eagle3lab.acceptance.sampling_head import TargetEnds, read_target_ends
+from eagle3lab.acceptance.sampling_replay import expected_metrics, expected_walks
+from eagle3lab.capture.store import Sample, Store
+from eagle3lab.core.errors import AcceptanceError, UsageError
+from eagle3lab.drafter.checkpoint import load_drafter
+from eagle3lab.drafter.model import Eagle3Drafter
+from eagle3lab.steps.accept_outcome import AcceptOutcome, shown
+from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.profiles import load_profile
+
+GREEDY = "replay of greedy text along the decode path: the counts of decoding"
+SAMPLED = "teacher-forced: top drafts on text that is not greedy (the counts of target-only sampling)"
+
+
+def replay(
+    states: Path,
+    draft: Path,
+    *,
+    profile: str = "smollm2",
+    target: Path | None = None,
+    steps: int = 3,
+    temperature: float | None = None,
+    samples: str | None = None,
+    dtype: str = "float32",
+    gate: float | None = None,
+    seed: int = 0,
+) -> AcceptOutcome:
+    """Replay a folder of states with a drafter.
+
+    Args:
+        target: model folder whose embedding (and head, for a temperature) is read; None = the profile's fetched one.
+        steps: draft steps k. temperature: expected acceptance sum(min(p, q)) at it; None = top drafts against the text.
+        samples: `A:B`, the samples of the folder to use, such as those that were held back; None = all.
+    """
+    if steps < 1 or (temperature is not None and temperature <= 0):
+        raise UsageError(f"steps {steps}, temperature {temperature}", rule="steps 1 or more, temperature above 0")
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"dtype {dtype!r}", rule="float32 or bfloat16")
+    folder = target or fetched_folder(load_profile(profile))
+    ends = read_target_ends(folder)
+    drafter = load_drafter(draft, ends.embedding, dtype=getattr(torch, dtype), target=folder)
+    store = Store(states, points=drafter.config.points)
+    chosen = _range(samples, len(store))
+    return measure(
+        drafter,
+        [store[index] for index in chosen],
+        steps=steps,
+        greedy=store.manifest.greedy,
+        temperature=temperature,
+        ends=ends,
+        pre_norm=store.manifest.last == "pre_norm",
+        gate=gate,
+        seed=seed,
+        title=f"replay of {len(chosen)} of {len(store)} samples of {states} with {draft}",
+    )
+
+
+def measure(
+    drafter: Eagle3Drafter,
+    samples: list[Sample],
+    *,
+    steps: int,
+    greedy: bool,
+    temperature: float | None,
+    ends: TargetEnds,
+    pre_norm: bool = False,
+    gate: float | None = None,
+    seed: int = 0,
+    title: str = "replay",
+) -> AcceptOutcome:
+    """Counts along the decode path, or expected counts at a temperature; both with the all-positions average beside."""
+    started = time.perf_counter()
+    walks = walk_samples(drafter, samples, steps)
+    if temperature is None:
+        counts = total(
+            from_lengths(walk.accepted, k=steps, prompt=str(sample.sample_id))
+            for walk, sample in zip(walks, samples, strict=True)
+        )
+        metrics: dict[str, Any] = counts.to_json(seed=seed) | {"kind": GREEDY if greedy else SAMPLED}
+    else:
+        expected = expected_walks(
+            drafter,
+            samples,
+            steps,
+            logits=lambda last: ends.logits(last, pre_norm=pre_norm),
+            temperature=temperature,
+        )
+        metrics = _expected(expected_metrics(expected, temperature=temperature, seed=seed), greedy)
+    seconds = time.perf_counter() - started
+    positions = sum(len(walk.prefix) for walk in walks)
+    if positions == 0:
+        raise AcceptanceError(
+            f"{len(samples)} samples hold no position to judge", rule="a reply of 3 or more tokens in the loss mask"
+        )
+    metrics |= {
+        "lossless": None,
+        "all_positions_average_length": all_positions_length(walks),
+        "positions": positions,
+        "timing": {"seconds": seconds, "positions_per_second": positions / seconds if seconds else None},
+    }
+    lines = [
+        f"kind: {metrics['kind']}",
+        f"all-positions average length {shown(metrics['all_positions_average_length'])}: another number (chains from "
+        "every slot), never to be compared with an accept length",
+        f"speed: {shown(metrics['timing']['positions_per_second'])} positions/s",
+    ]
+    if temperature is not None:
+        by_step = ", ".join(shown(value) for value in metrics["overlap_all_positions"])
+        lines.insert(1, f"sum(min(p, q)) by draft step, all positions: {by_step}")
+    return AcceptOutcome(
+        metrics,
+        title,
+        gate=gate,
+        lines=tuple(lines),
+        interval_over="samples",
+        settings={"k": steps, "temperature": 0 if temperature is None else temperature, "samples": len(samples)},
+    )
+
+
+def _expected(metrics: dict[str, Any], greedy: bool) -> dict[str, Any]:
+    """Keys that counts would have; expected counts are no whole numbers and stand under their own name."""
+    text = (
+        "greedy text, not sampled"
+        if greedy
+        else "the states' text; exact in expectation if sampled at this temperature"
+    )
+    joint = metrics["joint"]
+    conditional = None
+    if joint is not None:
+        conditional = [now / before if before else None for before, now in zip([1.0, *joint], joint, strict=False)]
+    return metrics | {
+        "kind": f"{metrics['kind']} on {text}",
+        "conditional": conditional,
+        "accept_rate": sum(joint) / len(joint) if joint else None,
+        "counts": None,
+    }
+
+
+def _range(words: str | None, size: int) -> range:
+    """Samples of `A:B`, either end may be left out or negative, as in Python."""
+    if words is None:
+        return range(size)
+    try:
+        first, stop = (int(word) if word.strip() else None for word in words.split(":"))
+    except ValueError as error:
+        raise UsageError(f"--samples {words!r}", rule="A:B, such as 0:100 or -48:") from error
+    chosen = range(size)[first:stop]
+    if not chosen:
+        raise UsageError(f"--samples {words} of {size} samples is empty", rule="at least one sample")
+    return chosen

@@ -1,0 +1,170 @@
+"""Chain decoding: the text is the target's own whatever the drafter says, and every end of a reply is counted right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eagle3lab.acceptance.chain import ChainDecoder
+from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.targets.generate import generate
+from eagle3lab.targets.slots import SlotCache
+from tests.acceptance.lab import LIMIT, Oracle, counts_of, lab, some_prompts
+from tests.tiny import tiny_config, tiny_drafter, tiny_target
+
+K = 3
+
+
+@pytest.mark.parametrize("name", ["fresh", "taught"])
+@pytest.mark.parametrize("batch", [1, 5, 32])
+def test_greedy_text_is_that_of_plain_decoding(name, batch):
+    own = lab()
+    some = slice(0, 12 if batch == 1 else 40)
+    replies = ChainDecoder(own.target, own.drafters[name], K).run(own.prompts[some], max_new_tokens=LIMIT, batch=batch)
+    assert [reply.tokens for reply in replies] == own.plain[some]
+    # A test of nothing would be one whose drafter is never right or never wrong.
+    counts = counts_of(replies, K)
+    if name == "taught":
+        assert 1.2 < counts.accept_length < K + 1 and min(counts.histogram) > 0
+    assert len({len(reply.tokens) for reply in replies}) > 1, "some replies must end before the limit"
+
+
+@pytest.mark.parametrize("k", [1, 2, 5])
+@pytest.mark.parametrize("changes", [{}, {"norm_output": True}, {"fc_norm": True}, {"norm_before_residual": True}])
+def test_text_holds_for_other_chain_lengths_and_variants(k, changes):
+    own = lab()
+    drafter = tiny_drafter(own.target, **changes).eval().requires_grad_(False)
+    replies = ChainDecoder(own.target, drafter, k).run(own.prompts[:8], max_new_tokens=12, batch=8)
+    assert [reply.tokens for reply in replies] == [text[:12] for text in own.plain[:8]]
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_perfect_copy_accepts_everything_that_the_reply_has_room_for(batch):
+    own = lab()
+    texts = {tuple(p): t for p, t in zip(own.prompts, own.plain, strict=True)}
+    oracle = Oracle(own.target, own.drafters["fresh"], K, texts)
+    for reply, text in zip(oracle.run(own.prompts, max_new_tokens=LIMIT, batch=batch), own.plain, strict=True):
+        assert reply.tokens == text
+        rest = len(text) - 1  # the first token is nobody's draft
+        full, left = divmod(rest, K + 1)
+        assert reply.accepted == [K] * full + ([min(left, K)] if left else [])
+
+
+def test_known_answer_one_right_draft_a_chain():
+    own = lab()
+    texts = {tuple(p): t for p, t in zip(own.prompts, own.plain, strict=True)}
+    replies = Oracle(own.target, own.drafters["fresh"], K, texts, right=1).run(own.prompts, max_new_tokens=LIMIT)
+    counts = counts_of(replies, K)
+    whole = sum((len(text) - 1) // 2 for text in own.plain)
+    ends = sum((len(text) - 1) % 2 for text in own.plain)  # a last step whose only token is its draft
+    assert counts.histogram == (0, whole + ends, 0, 0)
+    assert counts.generated_tokens == sum(map(len, own.plain))
+
+
+def test_end_token_inside_an_accepted_run_cuts_the_reply_there():
+    own = lab()
+    texts = {tuple(p): t for p, t in zip(own.prompts, own.plain, strict=True)}
+    prompt, text, place = next(
+        (p, t, j)
+        for p, t in zip(own.prompts, own.plain, strict=True)
+        for j in range(2, len(t) - 2, K + 1)  # the second draft of its chain
+        if t[j] not in t[:j]
+    )
+    target = tiny_target()
+    target.model.generation_config.eos_token_id = text[place]
+    reply = Oracle(target, own.drafters["fresh"], K, texts).run([prompt], max_new_tokens=LIMIT)[0]
+    assert reply.tokens == text[: place + 1] and reply.ended
+    assert reply.accepted[-1] == 2, "the end token was the second draft of its chain; the third is not accepted"
+    plain = generate(target, [prompt], max_new_tokens=LIMIT)[0]
+    assert plain.tokens == reply.tokens
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 5])
+def test_limit_of_new_tokens(limit):
+    own = lab()
+    replies = ChainDecoder(own.target, own.drafters["taught"], K).run(own.prompts[:10], max_new_tokens=limit)
+    assert [reply.tokens for reply in replies] == [text[:limit] for text in own.plain[:10]]
+    assert all(_cut(reply) in (0, 1) for reply in replies)
+    assert any(_cut(reply) for reply in replies) or limit < 3
+
+
+def _cut(reply) -> int:
+    """Tokens that the counts promise beyond those of the reply: 1 when the last step's bonus did not fit any more."""
+    return 1 + sum(reply.accepted) + len(reply.accepted) - len(reply.tokens)
+
+
+def test_context_limit_ends_the_reply_and_positions_stay_below_it():
+    own = lab()
+    target = tiny_target()
+    target.model.config.max_position_embeddings = 20
+    seen = []
+    rotary = target.backbone.rotary_emb
+
+    def note(_, args, kwargs):
+        seen.append(int((kwargs["position_ids"] if "position_ids" in kwargs else args[1]).max()))
+
+    hook = rotary.register_forward_pre_hook(note, with_kwargs=True)
+    texts = {tuple(p): t for p, t in zip(own.prompts, own.plain, strict=True)}
+    replies = Oracle(target, own.drafters["fresh"], 5, texts).run(own.prompts[:10], max_new_tokens=LIMIT)
+    hook.remove()
+    for prompt, text, reply in zip(own.prompts, own.plain, replies, strict=False):
+        assert reply.tokens == text[: 20 - len(prompt)]
+    assert max(seen) == 19
+    with pytest.raises(AcceptanceError, match="prompt 0 has 20 tokens"):
+        ChainDecoder(target, own.drafters["fresh"], K).run([[5] * 20], max_new_tokens=4)
+
+
+def test_bad_requests_are_named():
+    own = lab()
+    decoder = ChainDecoder(own.target, own.drafters["fresh"], K)
+    with pytest.raises(AcceptanceError, match="prompt 1 has 0 tokens"):
+        decoder.run([[3], []], max_new_tokens=4)
+    with pytest.raises(AcceptanceError, match="max_new_tokens 0"):
+        decoder.run([[3]], max_new_tokens=0)
+    with pytest.raises(AcceptanceError, match="k is 0"):
+        ChainDecoder(own.target, own.drafters["fresh"], 0)
+    assert decoder.run([], max_new_tokens=4) == []
+
+
+def test_a_stale_cache_changes_the_text(monkeypatch):
+    """The wrong version: rejected tokens stay in the cache because the first write to a slot wins."""
+    own = lab()
+    right = SlotCache.update
+
+    def stale(self, keys, values, layer_idx, *rest, **more):
+        if layer_idx < len(self.keys):
+            rows = self._active if self._active is not None else torch.arange(self.rows)
+            old = self.keys[layer_idx][rows[:, None], self._positions]
+            written = (old != 0).any(-1).any(-1)[:, None, :, None]
+            keys = torch.where(written, old.transpose(1, 2), keys)
+        return right(self, keys, values, layer_idx, *rest, **more)
+
+    monkeypatch.setattr(SlotCache, "update", stale)
+    replies = ChainDecoder(own.target, own.drafters["fresh"], K).run(own.prompts[:10], max_new_tokens=LIMIT)
+    assert [reply.tokens for reply in replies] != own.plain[:10]
+
+
+def test_a_bonus_counted_as_accepted_breaks_the_sum_of_tokens():
+    """The wrong version: accept length minus bonus. Tokens of a reply = first + accepted + one a step, less the cut."""
+    own = lab()
+    for reply in ChainDecoder(own.target, own.drafters["taught"], K).run(own.prompts[:10], max_new_tokens=LIMIT):
+        yielded = 1 + sum(reply.accepted) + len(reply.accepted)
+        assert 0 <= yielded - len(reply.tokens) <= 1
+        wrong = 1 + sum(n + 1 for n in reply.accepted) + len(reply.accepted)
+        assert not 0 <= wrong - len(reply.tokens) <= 1 or len(reply.accepted) < 2
+
+
+def test_a_drafter_of_another_target_is_refused():
+    own = lab()
+    other = tiny_drafter(own.target)
+    other.config = tiny_config(vocab_size=96)
+    with pytest.raises(AcceptanceError, match="V 96"):
+        ChainDecoder(own.target, other, K)
+
+
+def test_prompts_are_answered_in_their_order():
+    own = lab()
+    prompts = some_prompts(6, seed=3)
+    decoder = ChainDecoder(own.target, own.drafters["fresh"], K)
+    together = [r.tokens for r in decoder.run(prompts, max_new_tokens=8, batch=2)]
+    assert together == [decoder.run([p], max_new_tokens=8)[0].tokens for p in prompts]
