@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from . import artefacts_files
+
 BIG = 4_000_000
 """Bytes above which a tensor is a hole in a sparse file instead of written values."""
 SIZES = {"BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "BOOL": 1, "U8": 1}
@@ -170,7 +172,7 @@ def build_draft(rest: dict[str, Any], folder: Path) -> list[str]:
 
 
 Builder = Callable[[dict[str, Any], Path], list[str]]
-BUILDERS: list[Builder] = [build_launch, build_env, build_target, build_draft]
+BUILDERS: list[Builder] = [build_launch, build_env, build_target, build_draft, *artefacts_files.BUILDERS]
 """Builders in order; each takes what it can write and leaves the rest."""
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from .healthy import KIMI, QWEN, SERVE, config, damaged, served
+from .pairs_artefacts import PAIRS as ARTEFACTS
+from .pairs_runs import PAIRS as RUNS
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
 
@@ -221,4 +223,6 @@ PAIRS: dict[str, Pair] = {
         {"cached_map": {"draft_vocab_size": 16000}, "asked": {"draft_vocab_size": 16000}},
     ),
     "logits-width": ("", {"vocab_size": 49152, "logits_width": 98304}, {"vocab_size": 49152, "logits_width": 49280}),
+    **ARTEFACTS,
+    **RUNS,
 }
