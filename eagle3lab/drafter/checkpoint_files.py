@@ -12,7 +12,7 @@ from typing import BinaryIO
 from eagle3lab.core.errors import CheckpointError
 from eagle3lab.core.files import atomic_write
 from eagle3lab.core.safetensors_header import Header, TensorEntry, layout_faults, read_header
-from eagle3lab.drafter.layouts import canonical_name
+from eagle3lab.drafter.layouts import canonical_name, wrapper_of
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -74,8 +74,16 @@ def _indexed(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def wrapper_in(folder: Path) -> str:
+    """The training wrapper's prefix that every name in the files stands behind; empty when there is none."""
+    return wrapper_of(name for path in weight_files(folder) for name in read_header(path).tensors)
+
+
+def stored_tensors(folder: Path, *, wrapper: str = "") -> dict[str, StoredTensor]:
     """Canonical name -> tensor, over all files.
+
+    Args:
+        wrapper: prefix to take off every name. Only a conversion does: an engine would drop such names.
 
     Raises:
         CheckpointError: a file whose header and size disagree, or two tensors of one canonical name.
@@ -86,7 +94,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         if faults := layout_faults(header):
             raise CheckpointError(f"{path}: {faults[0].message}", fix=f"eagle3lab doctor {folder}")
         for entry in header.tensors.values():
-            name = canonical_name(entry.name)
+            name = canonical_name(entry.name.removeprefix(wrapper))
             if name in found:
                 raise CheckpointError(
                     f"{folder}: {found[name].name} and {entry.name} are the same tensor", rule="each is stored once"

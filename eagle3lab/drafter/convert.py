@@ -23,6 +23,7 @@ from eagle3lab.drafter.checkpoint_files import (
     headers_of,
     read_bytes,
     stored_tensors,
+    wrapper_in,
     write_weights,
 )
 from eagle3lab.drafter.config import DraftConfig
@@ -84,8 +85,11 @@ def convert_checkpoint(
     if destination.exists():
         raise CheckpointError(f"{destination} exists", rule="a conversion writes a new folder", fix="name another one")
     parsed = parse_config(source, target=target, family=family, blocks=blocks)
-    tensors = stored_tensors(source)
+    wrapper = wrapper_in(source)
+    tensors = stored_tensors(source, wrapper=wrapper)
     config, notes = parsed.config, list(parsed.notes)
+    if wrapper:
+        notes.append(f"every name stood behind '{wrapper}', which no engine knows: taken off")
     if problems := tensor_problems(config, headers_of(tensors)):
         raise CheckpointError(f"{source}: {'; '.join(problems)}", fix=f"eagle3lab doctor {source}")
     refuse_limits(config, layout)

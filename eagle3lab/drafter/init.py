@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from eagle3lab.core.errors import CheckpointError
 from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.targets.model import Target
@@ -55,7 +56,16 @@ def build_drafter(
 
     Args:
         kept: int64 [Vd] target ids of the draft vocabulary, ascending.
+
+    Raises:
+        CheckpointError: an MLA drafter that is to start from the target's last block.
     """
+    if config.architecture == "mla" and block == "target-last-block":
+        raise CheckpointError(
+            "an MLA drafter cannot start from the target's last block",
+            rule="its projections have other shapes",
+            fix="block='fresh'",
+        )
     torch.manual_seed(seed)
     d2t = kept - torch.arange(len(kept))
     drafter = Eagle3Drafter(config, target.embedding.weight.detach().float(), d2t)

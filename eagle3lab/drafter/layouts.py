@@ -8,7 +8,7 @@ Nothing here needs torch. Read in SGLang 0.5.23 (models/llama_eagle3, kimi_k25_e
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -28,6 +28,9 @@ _RENAMED = {
 MAPS = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
 """Vocabulary map -> dtypes that the engines read."""
 EMBEDDING = "embed_tokens.weight"
+WRAPPERS = ("module.", "_orig_mod.", "base_model.", "draft_model.", "draft.", "eagle_module.", "eagle.")
+"""Prefixes that training wrappers leave on every name; no engine knows them."""
+_FUSED = ("qkv_proj", "gate_up_proj", "fused_qkv_a_proj")
 
 
 def check_layout(name: str) -> Layout:
@@ -43,6 +46,15 @@ def canonical_name(name: str) -> str:
     if bare.startswith("layers.0."):
         return "midlayer." + bare.removeprefix("layers.0.")
     return _RENAMED.get(bare, bare)
+
+
+def wrapper_of(names: Iterable[str]) -> str:
+    """The wrapper prefix, maybe of several parts, that all names stand behind; empty when there is none."""
+    rest, prefix = list(names), ""
+    while part := next((p for p in WRAPPERS if rest and all(name.startswith(p) for name in rest)), ""):
+        prefix += part
+        rest = [name.removeprefix(part) for name in rest]
+    return prefix
 
 
 def name_in(layout: Layout, canonical: str, architecture: str) -> str:
@@ -118,7 +130,9 @@ def tensor_problems(config: DraftConfig, found: Mapping[str, tuple[str, Sequence
     needed = tensor_shapes(config)
     known = optional_shapes(config) | needed
     problems = [f"{name} missing (an engine leaves it random)" for name in sorted(needed.keys() - found.keys())]
-    problems += [f"{name} unknown (SGLang drops it silently)" for name in sorted(found.keys() - known.keys())]
+    for name in sorted(found.keys() - known.keys()):
+        fused = any(part in name for part in _FUSED)
+        problems.append(f"{name} " + ("is fused: store its parts" if fused else "unknown (SGLang drops it silently)"))
     for name in sorted(found.keys() & known.keys()):
         dtype, shape = found[name]
         if tuple(shape) != known[name]:

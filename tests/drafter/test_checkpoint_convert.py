@@ -233,6 +233,7 @@ def test_missing_t2d_follows_from_d2t(tmp_path):
         (lambda t: t.update({"t2d": ~t["t2d"]}), "t2d marks 14 ids that are not those of d2t"),
         (lambda t: t.update({"d2t": t["d2t"].astype(np.float16)}), "d2t is F16 instead of I64"),
         (lambda t: t.pop("d2t"), "d2t missing"),
+        (lambda t: t.update({"midlayer.self_attn.qkv_proj.weight": t["norm.weight"]}), "qkv_proj.weight is fused"),
     ],
 )
 def test_broken_sources_are_refused(tmp_path, change, words):
@@ -258,6 +259,15 @@ def test_legacy_names_are_read(tmp_path):
     convert_checkpoint(source, tmp_path / "dst", "sglang", **LLAMA)
     reference = write_draft(tmp_path / "ref", raw_config(), plain)
     assert tensors_of(tmp_path / "dst") == tensors_of(reference)
+
+
+def test_a_wrapper_on_every_name_is_taken_off(tmp_path):
+    plain = llama_tensors()
+    wrapped = {f"module.draft_model.{name}": tensor for name, tensor in plain.items()}
+    source = write_draft(tmp_path / "src", raw_config([1, 14, 26]), wrapped)
+    done = convert_checkpoint(source, tmp_path / "dst", "sglang", **LLAMA)
+    assert any("'module.draft_model.'" in note for note in done.notes)
+    assert tensors_of(tmp_path / "dst") == tensors_of(write_draft(tmp_path / "ref", raw_config(), plain))
 
 
 def test_points_that_an_engine_cannot_capture(tmp_path):
