@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import pytest
-from cases.conftest import DATA, load
 
 from eagle3lab.doctor.findings import Report
-from eagle3lab.doctor.registry import Check, all_checks, find_check
+from eagle3lab.doctor.registry import all_checks, find_check
 
 from .conftest import facts_of, visit_facts
 from .mutants import mutants
-from .pairs import PAIRS as FIRST
-from .pairs_more import MORE
-
-PAIRS = {**FIRST, **MORE}
+from .pairs import PAIRS
 
 INFORMS = {"points-captured", "config-oddities", "rope-target", "norm-eagle31", "weights-layout", "weights-dtype"}
 """Checks that only inform: their failing input gives a line, their passing one none."""
+FILES = {"contents-values", "contents-untouched", "head-rows"}
+"""Checks that need files to say anything: test_contents.py holds their passing and failing inputs."""
 
 
 def of(report: Report, code: str, *, serious: bool) -> list[str]:
     return [f.message for f in report.findings if f.code == code and (not serious or f.severity != "info")]
+
+
+def test_every_check_has_a_pair() -> None:
+    assert {check.code for check in all_checks()} == PAIRS.keys() | FILES
 
 
 @pytest.mark.parametrize("code", sorted(PAIRS))
@@ -40,33 +42,11 @@ def test_every_finding_is_complete() -> None:
             assert finding.fix or finding.severity == "info", finding
 
 
-def test_codes_of_pairs_exist() -> None:
-    assert {check.code for check in all_checks()} >= PAIRS.keys()
-
-
-FILES = {"contents-values", "contents-untouched", "head-rows"}
-"""Checks that need files to say anything: test_contents.py holds their passing and failing inputs."""
-OTHERS = sorted({check.code for check in all_checks()} - PAIRS.keys() - FILES)
-"""Checks whose neighbours stand among the cases."""
-CASES = [(case["input"], "" if case["engine"] == "any" else case["engine"]) for case in load(DATA)]
-
-
-def _applies(check: Check, values: dict) -> bool:
-    return all(any(name in values for name in names.split("|")) for names in check.reads)
-
-
-def _inputs(code: str) -> list[tuple[dict, str]]:
-    """The pair of a check, or every case that it looks at."""
-    if code in PAIRS:
-        engine, failing, passing = PAIRS[code]
-        return [(failing, engine), (passing, engine)]
-    return [(values, engine) for values, engine in CASES if _applies(find_check(code), values)]
-
-
-def _outcome(code: str, function) -> list[object]:
-    """What a function says in place of the check: severities for each input, or the error that it ends in."""
+def outcome(code: str, function) -> list[object]:
+    """What a function says about both halves in place of the check: severities, or the error that it ends in."""
+    engine, failing, passing = PAIRS[code]
     said: list[object] = []
-    for values, engine in _inputs(code):
+    for values in (failing, passing):
         try:
             said.append([finding.severity for finding in function(facts_of(values, engine))])
         except Exception as error:
@@ -74,34 +54,26 @@ def _outcome(code: str, function) -> list[object]:
     return said
 
 
-@pytest.mark.parametrize("code", OTHERS)
-def test_fails_and_passes_among_the_cases(code: str) -> None:
-    said = _outcome(code, find_check(code).function)
-    quiet = [severities for severities in said if not {"error", "warning"} & set(severities)]
-    assert len(quiet) < len(said), f"no case makes {code} fail"
-    assert quiet, f"no case lets {code} pass"
-
-
-@pytest.mark.parametrize("code", [*sorted(PAIRS), *OTHERS])
+@pytest.mark.parametrize("code", sorted(PAIRS))
 def test_a_turned_rule_is_caught(code: str) -> None:
     check = find_check(code)
-    right = _outcome(code, check.function)
+    right = outcome(code, check.function)
     tried = []
     for what, function in mutants(check.function):
         tried.append(what)
-        if _outcome(code, function) != right:
+        if outcome(code, function) != right:
             return
-    pytest.fail(f"none of {len(tried)} mutants of {code} changes what its inputs say: {tried}")
+    pytest.fail(f"none of {len(tried)} mutants of {code} changes what the pair says: {tried}")
 
 
 @pytest.mark.slow
 def test_most_turned_rules_are_caught() -> None:
     killed = total = 0
-    for code in (*PAIRS, *OTHERS):
+    for code in PAIRS:
         check = find_check(code)
-        right = _outcome(code, check.function)
+        right = outcome(code, check.function)
         for _, function in mutants(check.function):
             total += 1
-            killed += _outcome(code, function) != right
-    print(f"{killed} of {total} mutants are caught by one pair a check, or by the cases of a check without a pair")
+            killed += outcome(code, function) != right
+    print(f"{killed} of {total} mutants are caught by the pairs alone")
     assert killed / total > 0.4
