@@ -94,3 +94,43 @@ def regenerate(
         note=lambda line: typer.echo(line, err=True),
     )
     finish(outcome, json_output)
+
+
+states_app = typer.Typer(help="Copy captured states: to and from a URL, or in 8 bits.", no_args_is_help=True)
+
+
+@states_app.command("push")
+def states_push(
+    folder: Annotated[Path, typer.Argument(help="Folder of finished states.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to, such as s3://bucket/states.")],
+) -> None:
+    """Copy finished states to a URL, shard by shard; what is there already is not moved again."""
+    from eagle3lab.capture.remote import push
+
+    typer.echo(f"{push(folder, url, note=lambda line: typer.echo(line, err=True))} shards moved to {url}")
+
+
+@states_app.command("pull")
+def states_pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where from.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the states.")],
+) -> None:
+    """Copy states from a URL; every shard is hashed when it has arrived."""
+    from eagle3lab.capture.remote import pull
+
+    typer.echo(f"{pull(url, folder, note=lambda line: typer.echo(line, err=True))} shards moved to {folder}")
+
+
+@states_app.command("shrink")
+def states_shrink(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder of finished states.")],
+    destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder, in 8 bits.")],
+) -> None:
+    """Round states to 8 bits, one scale a row and point, and print the error."""
+    from eagle3lab.capture.eight_bit import shrink
+
+    done = shrink(source, destination)
+    errors = ", ".join(f"{'last' if point < 0 else point}: {100 * share:.2f} %" for point, share in done.error.items())
+    typer.echo(f"{done.samples} samples, {done.bytes_before / 1e6:.0f} MB -> {done.bytes_after / 1e6:.0f} MB")
+    typer.echo(f"error (rms over rms of the states): {errors}")
+    typer.echo(f"acceptance cost: not measured; next: eagle3lab accept replay --draft DRAFTER --states {destination}")

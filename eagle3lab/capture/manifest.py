@@ -44,6 +44,8 @@ class StatesManifest(BaseModel):
     family: str
     hidden_size: int
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    storage: Literal["plain", "int8"] = "plain"
+    """`int8`: rounded, with one scale a row and point (`eagle3lab.capture.eight_bit`); samples are read in `dtype`."""
     last: Literal["post_norm", "pre_norm"]
     """Whether `last` was taken after or before the target's final norm."""
     engine: str
@@ -72,7 +74,8 @@ class StatesManifest(BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """All that must be equal for a resumed capture to be the same capture."""
-        return self.model_dump(exclude={"shards"})
+        # Plain storage is left out: folders of the cache are named by this, and the field is younger than they are.
+        return self.model_dump(exclude={"shards"} if self.storage == "int8" else {"shards", "storage"})
 
     def write(self, folder: Path) -> None:
         """Write atomically."""

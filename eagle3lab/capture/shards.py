@@ -28,11 +28,14 @@ NAMES = ("offsets", "sample_id", "input_ids", "aux", "last", "loss_mask")
 
 CHUNK = 8 << 20
 ALIGNMENT = 64
+LEVELS = 127
+"""Of an 8-bit state: -127 to 127."""
 DTYPES = {
     torch.int64: "I64",
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
+    torch.int8: "I8",
     torch.bool: "BOOL",
 }
 
@@ -111,6 +114,19 @@ def pack(samples: Sequence[Sample], dtype: torch.dtype) -> dict[str, Tensor]:
         "last": torch.cat([sample.last.to(dtype) for sample in samples]),
         "loss_mask": torch.cat([sample.loss_mask for sample in samples]),
     }
+
+
+def to_int8(states: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """int8 of the shape of `states` [T, blocks * H], and float32 scales [T, blocks]."""
+    parts = states.float().unflatten(-1, (blocks, -1))
+    scale = parts.abs().amax(-1) / LEVELS
+    levels = (parts / scale.clamp(min=torch.finfo(torch.float32).tiny)[..., None]).round().to(torch.int8)
+    return levels.flatten(-2), scale
+
+
+def from_int8(levels: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The states [T, blocks * H] in `dtype`."""
+    return (levels.unflatten(-1, (scale.shape[-1], -1)).float() * scale[..., None]).flatten(-2).to(dtype)
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> str:

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from eagle3lab.capture.manifest import MANIFEST, Shard, StatesManifest, read_manifest
-from eagle3lab.capture.shards import Sample, check_sample, pack, shard_name, write_shard
+from eagle3lab.capture.shards import Sample, check_sample, from_int8, pack, shard_name, write_shard
 from eagle3lab.core.errors import StoreError
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.points import compare
@@ -75,12 +75,13 @@ class StoreWriter:
 
     def _require_same(self, asked: StatesManifest) -> None:
         ours, theirs = asked.identity(), self.manifest.identity()
-        for name, value in ours.items():
-            if theirs[name] == value:
+        for name in {**ours, **theirs}:
+            found, value = theirs.get(name), ours.get(name)
+            if found == value:
                 continue
-            difference = compare(theirs[name], value, a_name="it", b_name="this capture") if name == "points" else None
+            difference = compare(found, value, a_name="it", b_name="this capture") if name == "points" else None
             raise StoreError(
-                f"{self.folder} was captured with {name} = {theirs[name]!r}, now {value!r}",
+                f"{self.folder} was captured with {name} = {found!r}, now {value!r}",
                 rule=difference or "a capture is resumed only with the same inputs",
                 fix="capture into another folder",
             )
@@ -163,6 +164,10 @@ class Store:
     def __getitem__(self, index: int) -> Sample:
         name, start, stop = self._index[index]
         parts = {key: self._slice(name, key)[start:stop] for key in ("input_ids", "loss_mask", "aux", "last")}
+        if self.manifest.storage == "int8":
+            dtype = getattr(torch, self.manifest.dtype)
+            for key in ("aux", "last"):
+                parts[key] = from_int8(parts[key], self._slice(name, f"{key}_scale")[start:stop], dtype)
         return Sample(self.sample_ids[index], **parts)
 
     def __iter__(self) -> Iterator[Sample]:
