@@ -22,6 +22,8 @@ SPAN = 8.0
 """Bins reach this many standard deviations to each side; the outermost take the rest."""
 SMALLEST_SHRINK = 0.6
 """Weight decay that leaves less of the start than this is not told from another start."""
+LARGEST_RATIO = 3.0
+"""std over the family's above which no update is fitted."""
 
 
 @dataclass(frozen=True)
@@ -148,9 +150,10 @@ def fit(family: Family, found: Distribution) -> Fit:
     fresh = np.add.reduceat(family.cells(found.edges), bins.starts) if family.native else family.cells(bins.edges)
     untouched = bins.distance(fresh)
     blurred = replace(family, native=False)
-    options = [(1.0, _best_tau(blurred, bins, 1.0))] if ratio > 0.97 else []
+    # Far from the family nothing is fitted: the distance says enough.
+    options = [(1.0, _best_tau(blurred, bins, 1.0))] if 0.97 < ratio < LARGEST_RATIO else []
     shrink = _shrink(family, found.moments)
-    if SMALLEST_SHRINK < shrink < 1.0 - 1e-4:
+    if ratio < LARGEST_RATIO and SMALLEST_SHRINK < shrink < 1.0 - 1e-4:
         options.append((shrink, _best_tau(blurred, bins, shrink)))
     scored = [(bins.distance(blurred.cells(bins.edges, shrink=c, tau=t)), c, t) for c, t in options]
     scored = scored or [(untouched, 1.0, 0.0)]

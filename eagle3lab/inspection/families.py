@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from eagle3lab.inspection.formats import Grid
 
-_ERF = np.frompyfunc(math.erf, 1, 1)
+_TABLE_END, _TABLE_STEPS = 10.0, 1000
+"""Range of the tabulated normal distribution function, and its points a unit."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,15 @@ class Family:
         return float(g.values[np.searchsorted(g.edges, self.bound / scale, side="left") - 1]) * scale
 
 
+@lru_cache
+def _normal_table() -> tuple[np.ndarray, np.ndarray]:
+    x = np.linspace(-_TABLE_END, _TABLE_END, int(2 * _TABLE_END * _TABLE_STEPS) + 1)
+    return x, np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in x])
+
+
 def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """Standard normal distribution function, float64."""
-    x = np.asarray(x, dtype=np.float64)
-    return 0.5 * (1.0 + _ERF(x / math.sqrt(2.0)).astype(np.float64))
+    """Standard normal distribution function, float64, by a table: within 4e-8, monotone, and numpy has no erf."""
+    return np.interp(x, *_normal_table(), left=0.0, right=1.0)
 
 
 def _ramp(x: np.ndarray, tau: float) -> np.ndarray:

@@ -122,6 +122,8 @@ def _not_at_init(
     """The first equivalence test that fails, in words; None when all pass."""
     m, k = found.moments, MARGINS
     loose = k.quantised if quantised else 1.0
+    if abs(m.std / family.std - 1) > 0.05 + k.errors * m.std_se / family.std:  # rounding moves std far less than this
+        return f"std {m.std:.7f} is {m.std / family.std - 1:+.2%} off {family.std:.7f}"
     p = family.cells(found.edges)
     mean = float(p @ found.values)
     central = found.values - mean
