@@ -140,7 +140,7 @@ class Run:
         manifest = folder / "manifest.json"
         if not manifest.is_file():
             raise RunError(f"{folder} has no manifest.json", rule="a run directory has one", fix="eagle3lab runs list")
-        return cls(folder.resolve(), _validated(Manifest, read_json(manifest), manifest))
+        return cls(folder.absolute(), _validated(Manifest, read_json(manifest), manifest))
 
     @classmethod
     def newest(cls, step: str, *, folder: Path | None = None) -> Run | None:
@@ -295,7 +295,7 @@ def _new_folder(parent: Path, tail: str) -> Path:
         except FileExistsError:
             time.sleep(0.1)
         else:
-            return path.resolve()
+            return path.absolute()
 
 
 def _folders(parent: Path) -> list[Path]:

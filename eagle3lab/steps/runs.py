@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import UsageError
-from eagle3lab.core.paths import runs_folder
 from eagle3lab.runs.directory import Run
 from eagle3lab.runs.parameters import NOTEBOOKS
 from eagle3lab.steps.output import table
@@ -69,8 +68,7 @@ def prune_runs(*, keep: int, unfinished: bool, yes: bool) -> RunsOutcome:
         return RunsOutcome([], would_remove=names, listing=False)
     for path in doomed:
         # A link inside `runs/` is removed itself; what it points to may belong to somebody else.
-        link = runs_folder() / path.name
-        link.unlink() if link.is_symlink() else shutil.rmtree(path)
+        path.unlink() if path.is_symlink() else shutil.rmtree(path)
     return RunsOutcome([], removed=names, listing=False)
 
 

@@ -144,3 +144,16 @@ def test_no_kernel_or_socket_is_left(run: Run, toys) -> None:
     go(run, folder, names=NAMES[:1])
     assert not psutil.pid_exists(int((run.path / "pid").read_text()))
     assert set(Path("/tmp").glob("eagle3lab-*")) == before
+
+
+def test_no_disk_space_is_one_line_before_anything_runs(run: Run, toys, monkeypatch) -> None:
+    from eagle3lab.core import files
+    from eagle3lab.core.errors import DiskError
+
+    folder = toys(n00_preflight=("pass",))
+    monkeypatch.setattr(files, "free_bytes", lambda _: 10 * 1024**2)
+    with pytest.raises(DiskError, match=r"needs 67 MB, 10 MB are free") as caught:
+        go(run, folder, names=NAMES[:1])
+    assert caught.value.exit_code == 2 and not run.status.notebooks
+    monkeypatch.undo()
+    assert go(run, folder, names=NAMES[:1])[0] is None, "with space the same run goes on"
