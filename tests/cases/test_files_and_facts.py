@@ -17,7 +17,6 @@ def test_file_and_fact_agree(case: dict, tmp_path: Path, capsys: pytest.CaptureF
     heard = []
     for how in (words, build_facts(case["input"], tmp_path)):
         report, _, _ = visit(how, case["engine"], capsys)
-        heard.append(
-            sorted((f["severity"], f["code"], f["subject"]) for f in report["findings"] if f["severity"] != "info")
-        )
+        # a file's findings name the file, a fact's the fact: the verdicts are compared
+        heard.append({(f["severity"], f["code"]) for f in report["findings"] if f["severity"] != "info"})
     assert heard[0] == heard[1]
