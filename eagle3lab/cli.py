@@ -274,6 +274,7 @@ def run_lab(
 
 app.command()(cli_states.capture)
 app.command()(cli_states.regenerate)
+app.add_typer(cli_states.states_app, name="states")
 
 
 @app.command()
