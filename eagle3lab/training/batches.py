@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from eagle3lab.capture.store import Store
 from eagle3lab.drafter.packed import Packed
@@ -48,9 +49,20 @@ class BatchPlan:
         return batches
 
 
-def load_batch(store: Store, members: Sequence[int], convention: Convention, steps: int) -> Packed:
-    """Read samples of a store and pack them for a convention."""
+def load_batch(
+    store: Store,
+    members: Sequence[int],
+    convention: Convention,
+    steps: int,
+    final_norm: Callable[[Tensor], Tensor] | None = None,
+) -> Packed:
+    """Read samples of a store and pack them for a convention.
+
+    Args:
+        final_norm: the target's, for a store whose last states were captured before it; see `Packed.last`.
+    """
     samples = [store[member] for member in members]
+    last = torch.cat([s.last for s in samples])
     offsets = [0]
     for sample in samples:
         offsets.append(offsets[-1] + len(sample.input_ids))
@@ -59,7 +71,7 @@ def load_batch(store: Store, members: Sequence[int], convention: Convention, ste
         steps,
         torch.cat([s.input_ids for s in samples]),
         torch.cat([s.aux for s in samples]),
-        torch.cat([s.last for s in samples]),
+        last if final_norm is None else final_norm(last),
         offsets,
         torch.cat([s.loss_mask for s in samples]),
     )

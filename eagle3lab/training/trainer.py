@@ -106,6 +106,8 @@ class Trainer:
         kept = drafter.kept_ids
         self.compute = torch.bfloat16 if settings.precision == "bf16" else torch.float32
         self.teacher_head = target.head.weight[kept].detach().to(self.compute)
+        # A store may hold the last state before the target's final norm; the teacher's head reads it after.
+        self.final_norm = None if store.manifest.last == "post_norm" else _final_norm(target)
         self.full_head = None if store.manifest.greedy else target.head.weight.detach().to(self.compute)
         drafter.lm_head.weight.requires_grad_(settings.train_lm_head)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
@@ -153,7 +155,7 @@ class Trainer:
         sums: list[tuple[int, Any, float]] = []
         tokens, since = 0, time.monotonic()
         for step in range(first, s.steps):
-            batch = load_batch(self.store, self.plan.step(step), s.convention, s.ttt_steps)
+            batch = load_batch(self.store, self.plan.step(step), s.convention, s.ttt_steps, self.final_norm)
             _, step_sums, norm = self.step(step, batch)
             tokens += batch.tokens
             sums.append((batch.tokens, step_sums, norm))
@@ -278,3 +280,13 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.result = TrainResult(**json.loads(state["result"]))
         return True
+
+
+def _final_norm(target: Target) -> Callable[[Tensor], Tensor]:
+    """Last states before the target's final norm -> after it, rounded once to their own type."""
+
+    @torch.no_grad()
+    def apply(last: Tensor) -> Tensor:
+        return target.final_norm(last.to(target.dtype)).to(last.dtype)
+
+    return apply
