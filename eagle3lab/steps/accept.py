@@ -78,11 +78,11 @@ def measure(
         folder = draft or run.drafter
         drafter = load_drafter(folder, target.embedding.weight)
         k = profile.drafter.num_draft_tokens if profile.drafter else 3
-        names = [HEADLINE, "fresh"] + (["humaneval"] if preset.humaneval else [])
+        asked = {name: held_out(name)[: preset.eval_prompts] for name in (HEADLINE, "fresh")}
+        if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
+            asked["humaneval"] = held_out("humaneval")
         sets = {}
-        for name in names:
-            prompts = held_out(name)
-            prompts = prompts if name == "humaneval" else prompts[: preset.eval_prompts]
+        for name, prompts in asked.items():
             sets[name] = measure_set(
                 target,
                 drafter,
