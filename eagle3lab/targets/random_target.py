@@ -75,6 +75,9 @@ def build_random_target(profile: Profile, folder: Path, note: Callable[[str], No
         model = transformers.Kimi_K25ForConditionalGeneration._from_config(config, dtype=dtype)
     model.generation_config = transformers.GenerationConfig(eos_token_id=tokenizer.eos_token_id)
     model.save_pretrained(folder, max_shard_size="1GB")
+    del model
+    for path in folder.glob("*.safetensors"):
+        _public_names(path)
     tokenizer.save_pretrained(folder)
     _for_engines(folder / "config.json", profile.config)
     write_target_manifest(folder, profile, {"parameters": count})
@@ -126,6 +129,23 @@ def kimi_tokenizer(context: int) -> Any:
         model_max_length=context,
         chat_template=CHAT_TEMPLATE.read_text(encoding="utf-8"),
     )
+
+
+def _public_names(path: Path) -> None:
+    """Give the text model's blocks their public name again, `layers`.
+
+    transformers 5.24 reads `blocks` of the vision tower as `layers`, and turns every `layers` into `blocks` when it
+    writes. It reads both; engines read `layers` in the text model.
+    """
+    from safetensors.torch import load_file, save_file
+
+    wrong, right = "language_model.model.blocks.", "language_model.model.layers."
+    tensors = load_file(path)
+    if any(name.startswith(wrong) for name in tensors):
+        renamed = {name.replace(wrong, right, 1): tensor for name, tensor in tensors.items()}
+        temporary = path.with_suffix(".renamed")
+        save_file(renamed, temporary, metadata={"format": "pt"})
+        temporary.replace(path)
 
 
 def _for_engines(path: Path, numbers: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def test_it_has_the_true_shape(folder: Path, target: Target) -> None:
     assert second.mlp.shared_experts is not None
     assert PROFILE.model.points == points.default_points(61) == POINTS
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    assert size < 0.6e9
+    assert size < 0.65e9
     counted = target_shape(PROFILE.config or {}).stored_bytes
     assert abs(counted - size) < 0.02 * size  # the plan counts the text model, the file has a thin vision tower too
 
@@ -158,9 +158,9 @@ def test_over_ranks_as_in_one_process(folder: Path, target: Target, tmp_path: Pa
     alone = torch.stack([last, *states])
     split = load_file(tmp_path / "ranks.safetensors")["states"]
     for place, name in enumerate(["last", *POINTS]):
-        worst = float((split[place] - alone[place]).abs().max())
-        print(f"{RANKS} ranks against one process, {name}: {worst:.1e}")
-        assert worst < 1e-5
+        worst, largest = float((split[place] - alone[place]).abs().max()), float(alone[place].abs().max())
+        print(f"{RANKS} ranks against one process, {name}: {worst:.1e}, largest state {largest:.1f}")
+        assert worst < 1e-5 * max(1.0, largest)
     neighbours = target.states(torch.tensor([IDS[0]]), points=[point + 1 for point in POINTS])[1]
     assert min(float((split[i + 1] - neighbours[i]).abs().max()) for i in range(3)) > 1e-2
     assert facts["spread"] == 0.0, "ranks disagree about the residual stream"
