@@ -37,7 +37,7 @@ from eagle3lab.inspection.tensorfile import open_checkpoint
 from eagle3lab.points import compare as compare_points
 
 GEOMETRY_TOKENS = 2048
-REPLAY_TOKENS = 6000
+REPLAY_TOKENS = 2500
 STEPS = 3
 """Tokens drafted in a chain."""
 SILENT, FRESH = "zero fc", "fresh fc"

@@ -18,7 +18,7 @@ from eagle3lab.inspection.matrices import MatrixLook, look_at_others, match_targ
 from eagle3lab.inspection.moments import Moments
 from eagle3lab.inspection.passthrough import NAME as PASS_THROUGH
 from eagle3lab.inspection.record import RECORD, read_init_record, snapshots
-from eagle3lab.inspection.report import Inspection, number
+from eagle3lab.inspection.report import Inspection, Verdict, number
 from eagle3lab.inspection.scan import Scan, scan_fc
 from eagle3lab.inspection.spectrum import exact_spectrum
 from eagle3lab.inspection.spectrum import spectrum as lanczos_spectrum
@@ -115,10 +115,17 @@ def _compare(found: Inspection, checkpoint: Checkpoint, layout: FcLayout, agains
     found.delta = compare_fc(layout, find_fc(open_checkpoint(source), points=layout.points))
     found.fc["delta"] = {"against": str(source), **found.delta.to_json()}
     found.verdict.evidence.extend(found.delta.lines(name))
-    moved = found.delta.all
-    if own and found.verdict.labels == ["INIT-UNKNOWN"] and math.isfinite(moved.relative):
-        found.verdict.labels[:] = [f"MOVED-FROM-INIT({moved.relative:.3g})"]
-        found.verdict.evidence.append(f"the start is {name}: the size is measured, not fitted")
+    if own and math.isfinite(found.delta.all.relative):
+        _measured_size(found.verdict, found.delta.all.relative, name)
+
+
+def _measured_size(verdict: Verdict, size: float, name: str) -> None:
+    """Put the measured size in the place of the fitted one, and of an unknown start."""
+    for index, label in enumerate(verdict.labels):
+        word = label.partition("(")[0]
+        if word in ("INIT-UNKNOWN", "MOVED-FROM-INIT"):
+            verdict.labels[index] = f"MOVED-FROM-INIT({size:.3g})"
+            verdict.evidence.append(f"the size is measured against {name}; from the weights alone: {label}")
 
 
 def _add_spectra(found: Inspection, layout: FcLayout, kind: str) -> None:

@@ -245,11 +245,11 @@ def _pick(checkpoint: Checkpoint) -> str:
 
 def _fusion_shape(tensor: Tensor, config: dict[str, Any] | None) -> bool:
     rows, columns = tensor.shape
+    hidden, _, _ = config_widths(config)
     vocabulary = config.get("vocab_size") if config else None
-    if vocabulary and rows == vocabulary:
+    if vocabulary and rows == vocabulary != hidden:
         return False
     large, small = max(rows, columns), max(1, min(rows, columns))
-    hidden, _, _ = config_widths(config)
     return bool(hidden and hidden in (rows, columns)) or large / small <= 3 * MOST_POINTS
 
 

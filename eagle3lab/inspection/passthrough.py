@@ -51,14 +51,21 @@ def find_pass_through(scan: Scan) -> PassThrough | None:
     if untouched and not silent:
         untouched = all(_is_noise(family, o) for o in off)
         reason = f"entries off the block diagonals are the recipe's noise, N(0, {family.std:.2e})"
-    # Reference for the size: the multiple of the identity that the diagonal rounds to, noise left out.
-    anchors = [1.0 if 0.5 < m < 1.5 else m for m in means]
+    # Reference for the size: the identity, or an even split of it, whichever is nearer; noise left out.
+    anchors = [_anchor(m, len(means)) for m in means]
     start = math.sqrt(sum(a**2 * len(d) for a, d in zip(anchors, diagonals, strict=True)))
     noise = 0.0 if silent else family.std**2
     moved = sum(max(0.0, o.n * (o.moments.std**2 - noise)) for o in off)
     moved += sum(float(((d - a) ** 2).sum()) for a, d in zip(anchors, diagonals, strict=True))
     pooled = math.sqrt(sum(o.n * o.moments.std**2 for o in off) / sum(o.n for o in off))
     return PassThrough(means, pooled, untouched, math.sqrt(moved) / start, reason)
+
+
+def _anchor(mean: float, points: int) -> float:
+    """0, 1 or 1 / points with the sign of `mean`: the multiple of the identity that a recipe would have used."""
+    if mean == 0:
+        return 0.0
+    return math.copysign(min((1.0, 1 / points), key=lambda a: abs(math.log(abs(mean) / a))), mean)
 
 
 def _is_noise(family: Family, found: Distribution) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.core.errors import StoreError, UsageError, nearest
 from eagle3lab.inspection import Inspection, answer_number_pair, inspect_checkpoint
 from eagle3lab.inspection.matrices import MatrixLook
 from eagle3lab.inspection.report import LABELS, number
@@ -87,9 +87,29 @@ def inspect(path: Path, *, require: Sequence[str] = (), **how: Any) -> InspectOu
     for label in require:
         if label.partition("(")[0].strip() not in LABELS:
             raise UsageError(f"--require {label!r}", rule=nearest(label, LABELS))
-    if how.get("states") is not None and how.get("target") is None:
-        how["target"] = target_of(Path(how["states"]))
+    if how.get("states") is not None:
+        how["states"] = states_folder(Path(how["states"]))
+        how["target"] = how.get("target") or target_of(how["states"])
     return InspectOutcome(inspect_checkpoint(path, **{"others": True} | how), tuple(require))
+
+
+def states_folder(path: Path) -> Path:
+    """`path`, or the folder that a run's `states` file names.
+
+    Raises:
+        StoreError: a file that names no folder.
+    """
+    if not path.is_file():
+        return path
+    try:
+        named = Path(path.read_text(encoding="utf-8").strip())
+    except UnicodeDecodeError as error:
+        raise StoreError(
+            f"{path} is no folder of states", rule="a folder with manifest.json, or a run's states"
+        ) from error
+    if not named.is_dir():
+        raise StoreError(f"{path} names {str(named)[:80]}, which is not there", fix="eagle3lab capture")
+    return named
 
 
 def target_of(states: Path) -> Path | None:

@@ -235,4 +235,4 @@ def test_the_step_0_snapshot_measures_what_the_weights_cannot_show(tmp_path) -> 
     found = inspect_checkpoint(tmp_path)
     (label,) = found.verdict.labels
     assert float(label[len("MOVED-FROM-INIT(") : -1]) == pytest.approx(3.0, rel=0.02)
-    assert any("measured, not fitted" in line for line in found.verdict.evidence)
+    assert any("size is measured against step-000000" in line for line in found.verdict.evidence)
