@@ -47,6 +47,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def items(value: Any) -> list[Any]:
+    """`value` when it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 @dataclass(frozen=True)
 class Rope:
     """Effective rotary settings: theta, and the scaling as {type, factor, ...} (None: no scaling)."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, whole
+from eagle3lab.doctor.views import items, mapping, whole
 
 _KINDS = {
     "no_reply": ("no assistant turn", "write their replies with the target: eagle3lab regenerate"),
@@ -32,7 +31,7 @@ def rows(facts: Facts) -> Iterator[Finding]:
     if "samples" not in corpus:
         return
     count = whole(corpus.get("samples")) or 0
-    broken = corpus.get("broken_lines") or []
+    broken = items(corpus.get("broken_lines"))
     if broken:
         text = f"{len(broken)} lines are not JSON objects, first line {broken[0]}"
         yield error("corpus", text, actual=broken[0], lines=broken)
@@ -43,7 +42,7 @@ def rows(facts: Facts) -> Iterator[Finding]:
         bad = whole(corpus.get(f"{key}_count")) or 0
         if bad:
             told = error if bad == count else warning
-            first = corpus.get(key) or ["unknown"]
+            first = items(corpus.get(key)) or ["unknown"]
             yield told(
                 "corpus", f"{bad} of {count} rows have {what}, first row {first[0]}", actual=bad, fix=fix, rows=first
             )
@@ -65,14 +64,14 @@ def template(facts: Facts) -> Iterator[Finding]:
     if not tokenizer:
         return
     seen = {str(name): whole(count) or 0 for name, count in mapping(corpus.get("templates")).items()}
-    own: Any = tokenizer.get("template")
+    own = tokenizer.get("template") if isinstance(tokenizer.get("template"), str) else None
     if corpus.get("has_template") is False:
         yield warning("tokenizer", "the tokenizer has no chat template", fix="give the folder of the chat model")
     if seen and own and own not in seen:
         other = max(seen, key=lambda name: seen[name])
         text = f"the text has {other} delimiters in {seen[other]} rows and none of {own}, the tokenizer's template"
         yield error("template", text, actual=other, suggest=other, header_found=0, hits=seen)
-    failed = corpus.get("render_failed") or []
+    failed = items(corpus.get("render_failed"))
     if failed:
         text = f"the template cannot render {len(failed)} rows, first row {failed[0]}"
         yield error("template", text, actual=failed[0], rows=failed)

@@ -66,7 +66,7 @@ def _widgets(notebook: Notebook) -> Iterator[Finding]:
     models = notebook.widget_models()
     for cell in notebook.code:
         views = [view for output in cell.outputs if (view := mapping(mapping(output.get("data")).get(WIDGET_VIEW)))]
-        lost = [view for view in views if view.get("model_id") not in models]
+        lost = [view for view in views if str(view.get("model_id")) not in models]
         if lost:
             text = f"cell {cell.number} shows {len(lost)} widgets whose state is not saved"
             yield warning("widgets", text, actual=len(lost), cell=cell.number)

@@ -11,7 +11,7 @@ from eagle3lab.core.safetensors_header import HEADER_LIMIT
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import id_list, mapping, real, whole
+from eagle3lab.doctor.views import id_list, items, mapping, real, whole
 from eagle3lab.doctor.weightfile import from_description, tensor_bytes
 
 ZEROS_LIKELY = ["disk was full", "download stopped", "sparse copy"]
@@ -30,14 +30,16 @@ def header_plan(facts: Facts) -> Iterator[Finding]:
     plan = mapping(facts.get("plan"))
     tensors, measured = whole(plan.get("tensors")), real(plan.get("measured_header_bytes"))
     each = real(plan.get("header_bytes_per_tensor"))
-    if not tensors or tensors < 0 or (measured is None and each is None):
+    if not tensors or tensors < 0:
         return
     each = measured / tensors if measured is not None else each
-    total = round(measured if measured is not None else tensors * (each or 0.0))
+    if each is None or not 1 <= each <= HEADER_LIMIT:  # not even a name fits below, nor any tensor above
+        return
+    total = round(each * tensors)
     evidence: dict[str, Any] = {
-        "bytes_per_tensor": round(each or 0.0, 2),
+        "bytes_per_tensor": round(each, 2),
         "limit_bytes": HEADER_LIMIT,
-        "tensors_that_fit_about": int(HEADER_LIMIT / each) if each else None,
+        "tensors_that_fit_about": int(HEADER_LIMIT / each),
         "header_bytes_about": total,
         "refuse": total > HEADER_LIMIT,
     }
@@ -93,9 +95,9 @@ def about_file(item: Mapping[str, Any]) -> Iterator[Finding]:
         problem = str(item.get("problem"))
         declared = {"declared_header": item["header_bytes"]} if "header_bytes" in item else {}
         yield error(name, problem if name in problem else f"{name}: {problem}", actual=size, **declared, **number)
-    for fault in item.get("faults") or []:
+    for fault in items(item.get("faults")):
         yield _about_fault(name, mapping(fault))
-    more = (whole(item.get("fault_count")) or 0) - len(item.get("faults") or [])
+    more = (whole(item.get("fault_count")) or 0) - len(items(item.get("faults")))
     if more > 0:
         yield error(name, f"{name}: {more} more disagreements between header and bytes", actual=more)
 

@@ -8,7 +8,7 @@ from eagle3lab.acceptance.sources import GAUGE_INTERVAL
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, real
+from eagle3lab.doctor.views import items, mapping, real
 
 
 @check(
@@ -30,7 +30,7 @@ def speculation(facts: Facts) -> Iterator[Finding]:
     draft = server.get("draft")
     said = f", draft {str(draft)[:120]}" if draft else ""
     yield info("server", f"{engine} runs {str(algorithm)[:40]}{said}", algorithm=algorithm, draft=draft)
-    gauges = [value for item in server.get("gauges") or [] if (value := real(item)) is not None]
+    gauges = [value for item in items(server.get("gauges")) if (value := real(item)) is not None]
     if gauges:
         text = f"its gauge says {min(gauges):g} to {max(gauges):g}: it lags by up to {GAUGE_INTERVAL} decode steps"
         yield info("server", f"{text}, and ranks are not weighted", gauges=gauges)

@@ -22,7 +22,7 @@ def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[
     """Findings about measured rows. where: prefix of messages; points: id of each block; mask: loss mask by row."""
     names = [str(points[b]) if b < len(points) else f"block {b}" for b in range(max(len(points), 1))]
     if report.nan_row_count:
-        rows = report.nan_rows
+        rows = report.nan_rows or [0]
         masked = bool(mask) and all(not mask[row] for row in rows if row < len(mask))
         said = f"row {rows[0]}" if len(rows) == 1 else f"{report.nan_row_count} rows, first {rows[0]}"
         blocks = {names[b]: count for b, count in report.nan_by_block.items() if count and b < len(names)}
@@ -33,19 +33,19 @@ def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[
             note="0 x NaN is NaN: a zero mask does not save it",
         )  # fmt: skip
     if report.inf_values:
-        row, column = report.inf_at[0]
+        row, column = report.inf_at[0] if report.inf_at else (0, 0)
         point = _point(column, block, points)
         yield error(
             where, f"inf at row {row}, column {column}, point {point}; {report.inf_values} in all",
             actual="inf", inf_values=report.inf_values, row=row, column=column, point=point,
         )  # fmt: skip
-    if report.zero_row_count:
+    if report.zero_row_count and report.zero_rows:
         row, blocks = next(iter(report.zero_rows.items()))
         all_points = len(blocks) >= max(len(points), 1)
         there = f"all {len(blocks)} points" if all_points else "point " + ", ".join(names[b] for b in blocks)
         more = f"; {report.zero_row_count} such rows" if report.zero_row_count > 1 else ""
         yield warning(where, f"row {row} is zero in {there}{more}", zero_rows=list(report.zero_rows), zero_points=there)
-    if report.at_max:
+    if report.at_max and dtype in FLOAT_MAX:
         top = FLOAT_MAX[dtype]
         yield warning(where, f"{report.at_max} values at {top:g}, the largest of {dtype}: likely clipped; store bf16",
                       actual=report.at_max, at_max=report.at_max, likely="clipped; store bf16")  # fmt: skip

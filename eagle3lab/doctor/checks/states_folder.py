@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from eagle3lab.doctor.checks.states import repeated, report_findings
@@ -10,7 +10,7 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.rows import RowReport
-from eagle3lab.doctor.views import id_list, mapping, real, whole
+from eagle3lab.doctor.views import id_list, items, mapping, real, whole
 
 
 @check(
@@ -28,7 +28,7 @@ def layout(facts: Facts) -> Iterator[Finding]:
         if shard.get("problem"):
             name = str(shard.get("name"))[:80]
             yield error(name, f"{name}: {str(shard['problem'])[:160]}", actual=str(shard["problem"])[:160])
-    declared = {str(mapping(item).get("name")): mapping(item) for item in manifest.get("shards") or []}
+    declared = {str(mapping(item).get("name")): mapping(item) for item in items(manifest.get("shards"))}
     for shard in shards:
         tokens, said = whole(shard.get("tokens")), whole(declared.get(str(shard.get("name")), {}).get("tokens"))
         if tokens is not None and said is not None and tokens != said:
@@ -65,7 +65,7 @@ def contents(facts: Facts) -> Iterator[Finding]:
                     largest.append((real(finding.evidence.get("largest")) or 0.0, f"{where}: {finding.message}"))
                 else:
                     yield finding
-        groups = [group for group in shard.get("repeated") or [] if isinstance(group, list) and group]
+        groups = [group for group in items(shard.get("repeated")) if isinstance(group, list) and group]
         if groups:
             yield repeated(groups[0], name[:80], groups)
     if largest:
@@ -74,13 +74,32 @@ def contents(facts: Facts) -> Iterator[Finding]:
 
 
 def report_of(raw: Any) -> RowReport | None:
-    """The measured rows as a report; None when they are not one."""
-    known = {key: value for key, value in mapping(raw).items() if key in RowReport.__dataclass_fields__}
-    if not isinstance(raw, Mapping) or "rows" not in known:
+    """Measured rows as a report, anything of the wrong type left out; None when they are not one."""
+    given = mapping(raw)
+    if whole(given.get("rows")) is None:
         return None
-    for name in ("nan_by_block", "zero_rows"):
-        known[name] = {int(key): value for key, value in mapping(known.get(name)).items()}
-    return RowReport(**known)
+    counts = {key: whole(given.get(key)) or 0 for key in _COUNTS}
+    nan_rows, inf_at, largest = id_list(given.get("nan_rows")), items(given.get("inf_at")), items(given.get("largest"))
+    places = [pair for pair in map(id_list, inf_at) if pair is not None and len(pair) == 2]
+    numbers = [number for number in map(real, largest) if number is not None]
+    return RowReport(
+        **counts,
+        nan_rows=nan_rows or [],
+        nan_by_block={block: whole(n) or 0 for block, n in _by_number(given.get("nan_by_block"))},
+        inf_at=places,
+        zero_rows={row: id_list(blocks) or [] for row, blocks in _by_number(given.get("zero_rows"))},
+        largest=numbers if len(numbers) == 3 else None,
+    )
+
+
+_COUNTS = ("rows", "width", "nan_row_count", "inf_values", "zero_row_count", "at_max")
+
+
+def _by_number(raw: Any) -> Iterator[tuple[int, Any]]:
+    """Items whose key is a number (JSON made it a text)."""
+    for key, value in mapping(raw).items():
+        if str(key).isascii() and str(key).isdigit() and len(str(key)) < 19:
+            yield int(key), value
 
 
 @check(

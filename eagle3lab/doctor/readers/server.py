@@ -19,7 +19,7 @@ from eagle3lab.acceptance.sources import from_vllm_metrics
 from eagle3lab.core.errors import AcceptanceError, UsageError
 from eagle3lab.doctor.facts import Engine, Facts
 from eagle3lab.doctor.readers.bounded import ReadError, parse_json
-from eagle3lab.doctor.views import mapping
+from eagle3lab.doctor.views import items, mapping
 
 PROMPT = "Write the numbers from one to thirty in words, one a line."
 TOKENS = 64
@@ -47,7 +47,7 @@ def read(value: str, facts: Facts) -> None:
         _sglang(url, _flat(info), facts)
         return
     models = _maybe(url, ("/v1/models",))
-    names = [mapping(item).get("id") for item in mapping(models).get("data") or [] if isinstance(item, dict)]
+    names = [mapping(item).get("id") for item in items(mapping(models).get("data")) if isinstance(item, dict)]
     if names and isinstance(names[0], str):
         _vllm(url, names[0], facts)
         return
@@ -118,7 +118,7 @@ def _sglang(url: str, info: dict[str, Any], facts: Facts) -> None:
     ]
     if not facts.has("launch_args") and words:
         facts.put("launch_args", words, f"{url}/server_info")
-    states = [mapping(item) for item in info.get("internal_states") or [] if isinstance(item, dict)]
+    states = [mapping(item) for item in items(info.get("internal_states")) if isinstance(item, dict)]
     gauges = [item["avg_spec_accept_length"] for item in states if item.get("avg_spec_accept_length") is not None]
     server = {
         "engine": "sglang",

@@ -18,7 +18,7 @@ from eagle3lab.doctor.readers.bounded import ReadError, list_folder, read_json
 from eagle3lab.doctor.readers.states_rows import measure
 from eagle3lab.doctor.readers.states_target import compare_with_target
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.views import id_list, mapping, whole
+from eagle3lab.doctor.views import id_list, items, mapping, whole
 
 SHARD_LIMIT = 100_000
 HASH_LIMIT = 1_000_000_000
@@ -58,7 +58,7 @@ def read(value: str, facts: Facts) -> None:
 def _shards(folder: Path, files: list[Path], manifest: Mapping[str, Any]) -> tuple[list[Any], list[Header]]:
     """(one entry a shard of manifest or folder, headers of those that can be read)."""
     there = {path.name: path for path in files if path.suffix == ".safetensors" and not path.name.startswith(".")}
-    listed = [mapping(item) for item in manifest.get("shards") or [] if isinstance(item, dict)]
+    listed = [mapping(item) for item in items(manifest.get("shards")) if isinstance(item, dict)]
     named = {str(item.get("name")): item for item in listed}
     budget = HASH_LIMIT
     shards: list[Any] = []
