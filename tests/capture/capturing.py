@@ -93,9 +93,12 @@ def capture_until(folder: Path, stage: str) -> None:
         if count and stage == "after manifest" and Path(destination).name == MANIFEST:
             die()
 
+    # written in place the third shard is there while it is written; with a rename only those before it are
+    seen = shards.shard_name(2 if stage == "naive" else 1)
+
     def dying_chunks(parts: list[Any]) -> Any:
         for number, part in enumerate(parts):
-            if number == 3 and (Path(folder) / shards.shard_name(1)).exists():
+            if number == 3 and (Path(folder) / seen).exists():
                 die()
             yield memoryview(part)
 
