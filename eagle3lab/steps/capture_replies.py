@@ -6,6 +6,7 @@ SGLang server that carries the capture hook (`--server`, `--exchange`). An inter
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,15 +112,17 @@ def capture_replies(
     samples = render_all(tokenizer, chosen, read_answers(replies), settings)
     lengths = [len(sample.input_ids) for sample in samples]
     shards = plan_shards(lengths, TOKENS_PER_SHARD)
+    several = server is None and ranks.launched()
+    leader = not several or ranks.join() == 0
     engine = {"engine": "transformers" if server is None else "sglang", "compute": dtype or chosen.model.dtype}
+    if several:
+        engine["ranks"] = str(ranks.size())
     manifest = _manifest(chosen, folder, tokenizer, samples, settings, len(shards), engine)
-    if ranks.launched():
-        ranks.join()
     shares: list[ranks.RankShare] = []
     rates: dict[int, float] = {}
 
     def done(tokens: int) -> None:
-        if progress is not None and ranks.rank() == 0:
+        if progress is not None and leader:
             progress(tokens, sum(lengths))
 
     def open_writer() -> StoreWriter:
@@ -128,20 +131,27 @@ def capture_replies(
         require_space(out, tokens * bytes_per_token(len(manifest.points), manifest.hidden_size), "captured states")
         return writer
 
-    if server is not None and exchange is not None:
-        with folder_lock(out):
-            writer = open_writer()
+    with contextlib.ExitStack() as stack:
+        if leader:
+            stack.enter_context(folder_lock(out, note=note))
+        if server is not None and exchange is not None:
             rates = capture_served(
-                samples, writer, shards, server=server.rstrip("/"), exchange=exchange, concurrency=concurrency,
-                head=head_weight(folder), progress=done, note=note,
-            )  # fmt: skip
-    else:
-        sink = shared_sink(open_writer)
-        compute = engine["compute"]
-        loaded = ranks.load_split(folder, dtype=compute) if ranks.launched() else load_target(folder, dtype=compute)
-        shares = ranks.rank_table(loaded)
-        capture(loaded, samples, sink, shards, progress=done)
-    leader = ranks.rank() == 0
+                samples,
+                open_writer(),
+                shards,
+                server=server.rstrip("/"),
+                exchange=exchange,
+                concurrency=concurrency,
+                head=head_weight(folder),
+                progress=done,
+                note=note,
+            )
+        else:
+            sink = shared_sink(open_writer)
+            load = ranks.load_split if several else load_target
+            loaded = load(folder, dtype=engine["compute"], trust_remote_code=chosen.trust_remote_code)
+            shares = ranks.rank_table(loaded)
+            capture(loaded, samples, sink, shards, progress=done)
     ranks.leave()
     if not leader:
         return None
@@ -206,7 +216,7 @@ def _manifest(
         dtype=shape.dtype,
         last="post_norm",
         engine=engine["engine"],
-        engine_arguments={"compute": engine["compute"]},
+        engine_arguments={name: value for name, value in engine.items() if name != "engine"},
         corpus_sha256=sha256_json([[sample.input_ids, sample.loss_mask] for sample in samples]),
         greedy=settings["temperature"] == 0,
         seed=settings["seed"],

@@ -1,6 +1,6 @@
 """A target over several processes: tensor parallelism as transformers does it, and a table of who holds what.
 
-    torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin
+    torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin --replies FILE --out FOLDER
 
 Every rank runs every forward; the residual stream is the same on all of them after each block's all-reduce, so rank 0
 alone writes it down. On CPUs the ranks talk through gloo, on GPUs through nccl.
@@ -42,6 +42,11 @@ def rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
+def size() -> int:
+    """How many processes share the target; 1 when this one is alone."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def join() -> int:
     """Join the process group that `torchrun` announced; returns the rank.
 
@@ -54,7 +59,7 @@ def join() -> int:
             raise UsageError(
                 f"several ranks without {', '.join(missing)} in the environment",
                 rule="ranks are started together",
-                fix="torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin",
+                fix="torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin --replies FILE --out FOLDER",
             )
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return dist.get_rank()
