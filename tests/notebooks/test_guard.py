@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from eagle3lab.core.paths import notebooks_folder
 
 WIDGET = (
@@ -46,28 +44,29 @@ def nbmake(folder: Path, *, guard: bool) -> subprocess.CompletedProcess[str]:
     if guard:
         conftest.write_text((notebooks_folder() / "conftest.py").read_text())
     words = ["-m", "pytest", "--nbmake", "--rootdir", str(folder), "-p", "no:cacheprovider", "-q", str(folder)]
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=os.environ, timeout=120)
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, env=os.environ, timeout=600)
 
 
-@pytest.mark.parametrize(
-    ("cells", "metadata", "tags", "words"),
-    [
-        (("1 / 0", "x = 1"), {"execution": {"allow_errors": True}}, (), "execution.allow_errors"),
-        (("1 / 0",), None, ("raises-exception",), "raises-exception"),
-        (("x = 1",), None, ("skip-execution",), "skip-execution"),
-        ((WIDGET,), None, (), "raised ValueError: no such block"),
-    ],
-)
-def test_what_nbmake_lets_through_fails_here(tmp_path, cells, metadata, tags, words) -> None:
-    write(tmp_path / "toy.ipynb", *cells, metadata=metadata, tags=tags)
-    alone = nbmake(tmp_path, guard=False)
-    assert alone.returncode == 0, "without the guard this would be green:\n" + alone.stdout
-    guarded = nbmake(tmp_path, guard=True)
-    assert guarded.returncode == 1 and words in guarded.stdout
+BAD = {
+    "allows": (("1 / 0", "x = 1"), {"execution": {"allow_errors": True}}, (), "execution.allow_errors"),
+    "expects": (("1 / 0",), None, ("raises-exception",), "raises-exception"),
+    "skips": (("x = 1",), None, ("skip-execution",), "skip-execution"),
+    "callback": ((WIDGET,), None, (), "raised ValueError: no such block"),
+}
+"""Name -> cells, metadata, tags of the first cell, what the guard says."""
 
 
-def test_a_good_notebook_passes_and_a_dead_kernel_does_not(tmp_path) -> None:
+def test_what_nbmake_lets_through_fails_here(tmp_path: Path) -> None:
+    for name, (cells, metadata, tags, _) in BAD.items():
+        write(tmp_path / f"{name}.ipynb", *cells, metadata=metadata, tags=tags)
     write(tmp_path / "good.ipynb", "x = 1", "assert x == 1")
-    assert nbmake(tmp_path, guard=True).returncode == 0
+    alone = nbmake(tmp_path, guard=False)
+    assert alone.returncode == 0, "without the guard all of them are green:\n" + alone.stdout
+    guarded = nbmake(tmp_path, guard=True)
+    assert guarded.returncode == 1 and f"{len(BAD)} failed, 1 passed" in guarded.stdout
+    assert [words for *_, words in BAD.values() if words not in guarded.stdout] == []
+
+
+def test_a_dead_kernel_fails(tmp_path: Path) -> None:
     write(tmp_path / "dead.ipynb", "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
     assert nbmake(tmp_path, guard=True).returncode == 1
