@@ -109,8 +109,9 @@ def _pointwise(
 
     ce: -sum p log q. kl: ce minus the teacher's entropy (same gradient). tv: 1 - sum min(p, q). lk: -log sum min(p, q).
     """
-    cross = log_z - torch.einsum("kcv,cv->kc", logits, p)
-    q = logits.sub_(log_z.unsqueeze(-1)).exp_()
+    log_q = logits.sub_(log_z.unsqueeze(-1))
+    cross = -torch.einsum("kcv,cv->kc", log_q, p)  # log_z - sum p*logit would cancel: 1e-5 of a small loss in fp32
+    q = log_q.exp_()
     if sums.expected is not None or kind in ("tv", "lk"):
         overlap = torch.minimum(q, p).sum(-1)
         if sums.expected is not None:
