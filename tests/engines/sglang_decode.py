@@ -75,9 +75,9 @@ def main(folder: Path) -> None:
                 "seconds": round(time.monotonic() - started, 1),
             }
         )
+        partial = folder / "answer.json.partial"
+        partial.write_text(json.dumps(answer))
         print(f"prompt {len(answer['replies'])} of {len(request['prompts'])}: {sizes[-1]} tokens", flush=True)
-    partial = folder / "answer.json.partial"
-    partial.write_text(json.dumps(answer))
     partial.replace(folder / "answer.json")
     engine.shutdown()
 
