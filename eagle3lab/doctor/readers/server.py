@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +25,7 @@ from eagle3lab.doctor.views import items, mapping
 PROMPT = "Write the numbers from one to thirty in words, one a line."
 TOKENS = 64
 ANSWER_LIMIT = 64_000_000
+CHUNK = 1 << 20
 SECONDS = 10.0
 GENERATE_SECONDS = 120.0
 SETTINGS = (
@@ -76,22 +78,39 @@ def _reachable(url: str) -> None:
         ) from error
 
 
-def ask(url: str, body: Any = None, *, seconds: float = SECONDS) -> str:
-    """Text of one answer of at most `ANSWER_LIMIT` bytes; `Silent` when there is none."""
+def ask(url: str, body: Any = None, *, seconds: float | None = None) -> str:
+    """Text of one answer of at most `ANSWER_LIMIT` bytes within `seconds` in all; `Silent` when there is none."""
+    seconds = SECONDS if seconds is None else seconds
+    until = time.monotonic() + seconds
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"} if data else {})
     try:
         with _OPENER.open(request, timeout=seconds) as answer:
-            raw = answer.read(ANSWER_LIMIT + 1)
+            raw = bytearray()
+            while part := answer.read1(CHUNK):  # a server that drips one byte a second resets no clock of ours
+                raw += part
+                if len(raw) > ANSWER_LIMIT or time.monotonic() > until:
+                    break
+            else:
+                _whole(answer, raw)
     except urllib.error.HTTPError as error:
         raise Silent(f"{url} answered {error.code}") from error
     except TimeoutError as error:
         raise Silent(f"{url} did not answer within {seconds:g} s") from error
     except Exception as error:  # http.client has a dozen classes for an answer that breaks off
         raise Silent(f"{url} broke off ({type(error).__name__}: {' '.join(str(error).split())[:120]})") from error
+    if time.monotonic() > until:
+        raise Silent(f"{url} did not finish within {seconds:g} s")
     if len(raw) > ANSWER_LIMIT:
         raise Silent(f"{url} answered more than {ANSWER_LIMIT} bytes")
     return raw.decode("utf-8", "replace")
+
+
+def _whole(answer: Any, raw: bytearray) -> None:
+    """Refuse an answer that ended before the length it announced (`read1` does not)."""
+    announced = str(answer.headers.get("Content-Length") or "")
+    if announced.isdigit() and len(raw) < int(announced):
+        raise ConnectionError(f"{len(raw)} of {announced} bytes")
 
 
 def _maybe(url: str, paths: tuple[str, ...]) -> Any:
