@@ -87,7 +87,8 @@ def test_a_deaf_server_is_killed_after_the_grace_time(make, tmp_path) -> None:
 
 
 OWNER = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
 from pathlib import Path
 from eagle3lab.targets.engine import EngineServer
 server = EngineServer(sys.argv[3:], port=int(sys.argv[1]), log=Path(sys.argv[2]), grace=2.0)
