@@ -27,6 +27,7 @@ def accept_replay(
     temperature: Annotated[float | None, typer.Option(help="Expected acceptance sum(min(p, q)) at it.")] = None,
     samples: Annotated[str | None, typer.Option(help="A:B, samples to use: -48: takes the last 48.")] = None,
     dtype: Annotated[str, typer.Option(help="float32 | bfloat16")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu | cuda")] = "cpu",
     min_accept_length: GateOption = None,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
     json_output: JsonFlag = False,
@@ -44,6 +45,7 @@ def accept_replay(
         temperature=temperature,
         samples=samples,
         dtype=dtype,
+        device=device,
         gate=min_accept_length,
         seed=seed,
     )

@@ -59,10 +59,11 @@ def walk_samples(
     return walks + (_walk_group(drafter, group, steps) if group else [])
 
 
-def pack_samples(samples: Sequence[Sample]) -> Packed:
-    """Samples end to end, every slot from the last prompt token on active."""
+def pack_samples(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Packed:
+    """Samples end to end on a device, every slot from the last prompt token on active."""
     offsets = [0, *accumulate(len(sample.input_ids) for sample in samples)]
-    parts = {name: torch.cat([getattr(s, name) for s in samples]) for name in ("input_ids", "aux", "last", "loss_mask")}
+    names = ("input_ids", "aux", "last", "loss_mask")
+    parts = {name: torch.cat([getattr(s, name) for s in samples]).to(device) for name in names}
     return pack(parts["input_ids"], parts["aux"], parts["last"], offsets, parts["loss_mask"])
 
 
@@ -71,20 +72,20 @@ def response_runs(mask: Tensor) -> list[tuple[int, int]]:
 
     `first` is the slot before the reply, whose x_{t+1} is the reply's first token; `stop` is one past its last token.
     """
-    edges = torch.cat([mask.new_zeros(1), mask, mask.new_zeros(1)]).long().diff()
+    edges = torch.cat([mask.new_zeros(1), mask, mask.new_zeros(1)]).cpu().long().diff()
     starts, stops = (edges == 1).nonzero()[:, 0].tolist(), (edges == -1).nonzero()[:, 0].tolist()
     return [(max(start - 1, 0), stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def _walk_group(drafter: Eagle3Drafter, samples: list[Sample], steps: int) -> list[Walk]:
-    batch = pack_samples(samples)
-    drafted = draft_tokens(drafter, batch, steps)
+    batch = pack_samples(samples, drafter.fc.weight.device)
+    drafted, ids = draft_tokens(drafter, batch, steps).cpu(), batch.input_ids.cpu()
     walks = []
     for s in batch.segments:
         parts = []
         for first, stop in response_runs(batch.mask[s.start : s.stop]):
             row, size = s.row + s.start + first - s.active, stop - first
-            text = batch.input_ids[s.start + first : s.start + stop]
+            text = ids[s.start + first : s.start + stop]
             hits = torch.zeros(steps, size, dtype=torch.bool)
             for step in range(min(steps, size - 2)):
                 hits[step, : size - step - 2] = drafted[step, row : row + size - step - 2] == text[step + 2 :]

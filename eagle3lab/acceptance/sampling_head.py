@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,10 @@ class TargetEnds:
     norm: Tensor
     head: Tensor
     eps: float
+
+    def to(self, device: str) -> TargetEnds:
+        """The same on another device."""
+        return replace(self, **{name: getattr(self, name).to(device) for name in ("embedding", "norm", "head")})
 
     def logits(self, last: Tensor, *, pre_norm: bool = False) -> Tensor:
         """float32 logits [n, V] of last states [n, H], normed here when they were stored before the final norm."""

@@ -85,7 +85,7 @@ def _walk_group(
     logits: Callable[[Tensor], Tensor],
     temperature: float,
 ) -> list[ExpectedWalk]:
-    batch = pack_samples(samples)
+    batch = pack_samples(samples, drafter.fc.weight.device)
     hidden = drafter(batch, k)
     walks = []
     for s in batch.segments:
@@ -126,10 +126,12 @@ def _chances(
     At step s (from 0) slot r drafts x_{r+s+2}; p stands in the last state of x_{r+s+1}.
     """
     steps, size = len(hidden), len(text)
-    chance, shared = torch.zeros(steps, size), torch.zeros(steps, size)
+    chance, shared = torch.zeros(2, steps, size, device=text.device)
     kept, draft_ids = drafter.kept_ids, drafter.draft_ids(text)
     for start in range(1, size - 1, CHUNK_ROWS):
-        place = torch.arange(start, min(start + CHUNK_ROWS, size - 1))  # x_place is read, x_{place+1} is judged
+        place = torch.arange(
+            start, min(start + CHUNK_ROWS, size - 1), device=text.device
+        )  # x_place is read, x_{place+1} is judged
         p = (logits(last[place]) / temperature).softmax(-1)
         own = p.gather(1, text[place + 1][:, None])[:, 0]
         for step in range(steps):
@@ -140,7 +142,7 @@ def _chances(
             drafted = q.gather(1, target.clamp_min(0)[:, None])[:, 0] * (target >= 0)
             chance[step, row] = (drafted / own[some]).clamp(max=1)
             shared[step, row] = overlap(p[some], q, kept)
-    return chance.double().numpy(), shared.double().numpy()
+    return chance.double().cpu().numpy(), shared.double().cpu().numpy()
 
 
 def _expected(chance: np.ndarray, shared: np.ndarray, places: np.ndarray) -> ExpectedWalk:

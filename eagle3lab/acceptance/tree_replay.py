@@ -28,14 +28,14 @@ def rank_tables(drafter: Eagle3Drafter, samples: Iterable[Sample], steps: int, t
     """
     tables = []
     for sample in samples:
-        batch = pack_samples([sample])
+        batch = pack_samples([sample], drafter.fc.weight.device)
         if not len(batch.active):
             continue
-        best = [_top(drafter, h, topk) for h in drafter(batch, steps)]
+        best, ids = [_top(drafter, h, topk).cpu() for h in drafter(batch, steps)], batch.input_ids.cpu()
         segment = batch.segments[0]
         for first, stop in response_runs(batch.mask):
             row, size = first - segment.active, stop - first
-            text, table = batch.input_ids[first:stop], torch.full((steps, stop - first), topk)
+            text, table = ids[first:stop], torch.full((steps, stop - first), topk)
             for step in range(min(steps, size - 2)):
                 judged = size - step - 2
                 hit = best[step][row : row + judged] == text[step + 2 :, None]

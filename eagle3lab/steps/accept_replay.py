@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ def replay(
     temperature: float | None = None,
     samples: str | None = None,
     dtype: str = "float32",
+    device: str = "cpu",
     gate: float | None = None,
     seed: int = 0,
 ) -> AcceptOutcome:
@@ -43,23 +46,26 @@ def replay(
         target: model folder whose embedding (and head, for a temperature) is read; None = the profile's fetched one.
         steps: draft steps k. temperature: expected acceptance sum(min(p, q)) at it; None = top drafts against the text.
         samples: `A:B`, the samples of the folder to use, such as those that were held back; None = all.
+        device: `cpu`, or `cuda` for the drafter and the target's head.
     """
     if steps < 1 or (temperature is not None and temperature <= 0):
         raise UsageError(f"steps {steps}, temperature {temperature}", rule="steps 1 or more, temperature above 0")
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"dtype {dtype!r}", rule="float32 or bfloat16")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise UsageError(f"--device {device}: torch sees no GPU", rule="cpu, or cuda on a machine that has one")
     folder = target or fetched_folder(load_profile(profile))
     ends = read_target_ends(folder)
-    drafter = load_drafter(draft, ends.embedding, dtype=getattr(torch, dtype), target=folder)
+    drafter = load_drafter(draft, ends.embedding, dtype=getattr(torch, dtype), target=folder).to(device)
     store = Store(states, points=drafter.config.points)
     chosen = _range(samples, len(store))
     return measure(
         drafter,
-        [store[index] for index in chosen],
+        _Part(store, chosen),
         steps=steps,
         greedy=store.manifest.greedy,
         temperature=temperature,
-        ends=ends,
+        ends=ends.to(device),
         pre_norm=store.manifest.last == "pre_norm",
         gate=gate,
         seed=seed,
@@ -67,9 +73,23 @@ def replay(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some samples of a store, read one by one each time they are walked: the folder may be larger than memory."""
+
+    store: Store
+    members: range
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[Sample]:
+        return (self.store[index] for index in self.members)
+
+
 def measure(
     drafter: Eagle3Drafter,
-    samples: list[Sample],
+    samples: Sequence[Sample] | _Part,
     *,
     steps: int,
     greedy: bool,
@@ -82,11 +102,17 @@ def measure(
 ) -> AcceptOutcome:
     """Counts along the decode path, or expected counts at a temperature; both with the all-positions average beside."""
     started = time.perf_counter()
-    walks = walk_samples(drafter, samples, steps)
+    names: list[str] = []
+
+    def noted() -> Iterator[Sample]:
+        for sample in samples:
+            names.append(str(sample.sample_id))
+            yield sample
+
+    walks = walk_samples(drafter, noted(), steps)
     if temperature is None:
         counts = total(
-            from_lengths(walk.accepted, k=steps, prompt=str(sample.sample_id))
-            for walk, sample in zip(walks, samples, strict=True)
+            from_lengths(walk.accepted, k=steps, prompt=name) for walk, name in zip(walks, names, strict=True)
         )
         metrics: dict[str, Any] = counts.to_json(seed=seed) | {"kind": GREEDY if greedy else SAMPLED}
     else:
