@@ -40,12 +40,17 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One assignment of the parameters cell. kind: type of its hint or default, None unknown; needs: names it reads."""
+    """One assignment of the parameters cell.
+
+    Fields:
+        kind: its type hint, else the type of its default, None when neither tells. hinted: it is the hint.
+        needs: names that its value reads.
+    """
 
     name: str
     kind: str | None
     needs: tuple[str, ...]
-    node: ast.expr | None
+    hinted: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,12 +144,12 @@ def parameters_of(cell: Cell) -> list[Parameter]:
     for statement in tree.body if tree else []:
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             kind = ast.unparse(statement.annotation)
-            found.append(Parameter(statement.target.id, kind, _names(statement.value), statement.value))
+            found.append(Parameter(statement.target.id, kind, _names(statement.value), hinted=True))
         elif isinstance(statement, ast.Assign):
             for target in statement.targets:
                 for name in _targets(target):
                     kind = _kind(statement.value)
-                    found.append(Parameter(name, kind, _names(statement.value), statement.value))
+                    found.append(Parameter(name, kind, _names(statement.value)))
     return found
 
 
@@ -172,12 +177,26 @@ def _kind(node: ast.expr | None) -> str | None:
 
 
 def slept(cell: Cell) -> float | None:
-    """Seconds that a cell certainly takes: literal `sleep` calls outside functions and branches; None when unknown."""
+    """Seconds that a cell certainly takes: literal sleeps, also in `for ... in range(n)`; None when there is none."""
     tree = parse(cell.source)
+    return _slept(tree.body, 1) or None if tree else None
+
+
+def _slept(body: list[ast.stmt], times: int, depth: int = 0) -> float:
     total = 0.0
-    for statement in tree.body if tree else []:
+    for statement in body:
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call) and call.args and ast.unparse(call.func) in ("sleep", "time.sleep"):
             seconds = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
-            total += real(seconds) or 0.0
-    return total or None
+            total += times * (real(seconds) or 0.0)
+        elif isinstance(statement, ast.For) and depth < 4 and (rounds := _rounds(statement.iter)):
+            total += _slept(statement.body, times * rounds, depth + 1)
+    return total
+
+
+def _rounds(node: ast.expr) -> int | None:
+    """Rounds of `range(n)` with a literal n, None for any other loop."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" and len(node.args) == 1:
+        count = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
+        return count if isinstance(count, int) and 0 < count < 10**6 else None
+    return None

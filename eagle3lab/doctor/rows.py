@@ -90,7 +90,8 @@ def agreement(argmax: Sequence[int], tokens: Sequence[int]) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
-_ROWS_ALL = re.compile(r"^rows?\s+([\d,\sand]+?)\s+(?:is|are)?\s*all\s+(\S+)$")
+_ROWS_ALL = re.compile(r"^rows?\s+([\d,\sand]+?)\s+(?:is|are)?\s*all\s+(\S+)(?:\s+in\s+columns?\s+(\d+)\.\.(\d+))?$")
+_NORMAL = re.compile(r"^normal\(\s*([^,()\s]+)\s*,\s*([^,()\s]+)\s*\)$")
 _PLACE = re.compile(r"^\[\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*,\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*\]\s*=\s*([^\s,]+)")
 _COPIES = re.compile(r"rows?\s+([\d,\sand]+?)\s+(?:is|are)\s+(?:an?\s+)?bit-equal\s+cop(?:y|ies)\s+of\s+row\s+(\d+)")
 _WORDS = {"zero": 0.0, "zeros": 0.0, "one": 1.0, "ones": 1.0}
@@ -101,15 +102,14 @@ def from_recipe(recipe: str, shape: Sequence[int]) -> np.ndarray | None:
     if len(shape) != 2 or any(size < 0 for size in shape) or shape[0] * shape[1] > CELLS:
         return None
     first, *rest = [part.strip() for part in recipe.split(";")]
-    base = _number(first)
-    if base is None:
+    values = _base(first, shape)
+    if values is None:
         return None
-    values = np.full(tuple(shape), base, dtype=np.float32)
     for part in rest:
         whole_rows, place = _ROWS_ALL.match(part), _PLACE.match(part)
         if whole_rows:
             rows, value = [int(n) for n in re.findall(r"\d+", whole_rows[1])], _number(whole_rows[2])
-            columns: slice = slice(None)
+            columns = slice(int(whole_rows[3]), int(whole_rows[4]) + 1) if whole_rows[3] else slice(None)
         elif place:
             rows = list(range(int(place[1]), int(place[2] or place[1]) + 1)) if int(place[2] or 0) < shape[0] else []
             columns, value = slice(int(place[3]), int(place[4] or place[3]) + 1), _number(place[5])
@@ -134,6 +134,17 @@ def from_values(values: Any) -> np.ndarray | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return table if table.ndim == 2 and table.size else None
+
+
+def _base(text: str, shape: Sequence[int]) -> np.ndarray | None:
+    """`ones`, a number, or `normal(mean, std)`."""
+    drawn = _NORMAL.match(text)
+    if drawn:
+        mean, std = _number(drawn[1]), _number(drawn[2])
+        usable = mean is not None and std is not None and 0 <= std < 1e30
+        return np.random.default_rng(0).normal(mean, std, tuple(shape)).astype(np.float32) if usable else None
+    value = _number(text)
+    return None if value is None else np.full(tuple(shape), value, dtype=np.float32)
 
 
 def _number(text: str) -> float | None:

@@ -31,6 +31,14 @@ from eagle3lab.doctor.views import mapping, whole
 FAULTS_LISTED = 50
 PEEK = 4096
 _POINTER_SIZE = re.compile(rb"^size (\d{1,20})\s*$", re.MULTILINE)
+_MAGIC = {
+    b"<!doctype": "an HTML page, so the download was refused",
+    b"<html": "an HTML page, so the download was refused",
+    b"pk\x03\x04": "a zip, most often a PyTorch pickle",
+    b"\x80\x02": "a pickle",
+    b"gguf": "a GGUF file",
+    b'{"error': "an error message of a server",
+}
 _SPARSE = re.compile(r"(\d+)\s*bytes")
 
 
@@ -149,6 +157,9 @@ def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[
     if start and not any(start):
         kind = "zeros"
     found: dict[str, Any] = {"name": name, "size": size, "kind": kind, "problem": error.what, "reason": error.kind}
+    looks = next((what for magic, what in _MAGIC.items() if start.lower().startswith(magic)), None)
+    if looks is not None:
+        found["looks_like"] = looks
     if len(start) >= 8:
         found["first_8_bytes_as_number"] = _told(int.from_bytes(start[:8], "little"))
     if "declared" in error.details:

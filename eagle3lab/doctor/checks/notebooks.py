@@ -112,8 +112,10 @@ def _type(parameter: Parameter, value: Any) -> Finding | None:
     known = [option for option in options if option in _ACCEPTS]
     if len(known) + options.count("none") != len(options) or not known:
         return None
+    if not parameter.hinted and {"int", "float"} & set(known):
+        known = ["int", "float"]  # a default of 0 says "number", not "whole number"
     if value is None:
-        fits = "none" in options
+        fits = "none" in options or not parameter.hinted
     else:
         fits = any(isinstance(value, _ACCEPTS[o]) and (o == "bool" or not isinstance(value, bool)) for o in known)
     if fits:

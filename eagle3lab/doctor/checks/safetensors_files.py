@@ -84,6 +84,8 @@ def about_file(item: Mapping[str, Any]) -> Iterator[Finding]:
     elif kind == "zeros":
         likely = ", ".join(ZEROS_LIKELY)
         yield error(name, f"file is all zero ({size} bytes): {likely}", actual=size, size=size, likely=ZEROS_LIKELY)
+    elif item.get("looks_like"):
+        yield error(name, f"{name} is {str(item['looks_like'])[:80]}", actual=size, **number)
     elif item.get("reason") == "too-large":
         declared = item.get("header_bytes")
         text = f"declared header {declared} > {HEADER_LIMIT}: too many tensors, or not a safetensors file"

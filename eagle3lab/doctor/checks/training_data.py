@@ -111,6 +111,9 @@ def _no_header(facts: Facts, sample: Sample) -> Finding:
     asked = str(facts.get("template") or (sample.template.name if sample.template else "the header"))[:40]
     suggest = max(other, key=lambda name: other[name], default=None)
     evidence = {"supervised": 0, "header_found": 0, "hits": {asked: 0, **other}, "loss": "undefined (0 tokens)"}
+    if suggest is not None and sample.template and suggest == sample.template.name:
+        text = f"no supervised token: assistant_header is found 0 times as it is written, the text is {suggest}"
+        return error("assistant_header", text, actual=facts.get("assistant_header"), suggest=suggest, **evidence)
     if suggest is not None:
         text = f"no supervised token: the {asked} header is found 0 times, the {suggest} header {other[suggest]} times"
         return error("template", text, actual=asked, fix=f"use the template {suggest}", suggest=suggest, **evidence)

@@ -57,7 +57,7 @@ def complete(facts: Facts) -> Iterator[Finding]:
     symptom="learning rate 0 or back at its peak after the resume",
 )
 def learning_rate(facts: Facts) -> Iterator[Finding]:
-    """A jump is a change by more than a factor 2 that no slope before it announced."""
+    """A jump is a change by a factor 2, or by 5 % where the rate moved far less before, that no slope announced."""
     rows = [
         (whole(row[0]), real(row[1])) for row in facts.get("log_lr") or [] if isinstance(row, list) and len(row) > 1
     ]
@@ -71,9 +71,10 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
             continue
         new_slope = (after - before) / (at - before_at)
         resumed = step is None or before_at <= step < at
-        steady = slope is not None and abs(new_slope) <= 10 * abs(slope)
-        fallen = before > 0 and (after < before / 2 or after > before * 2)
-        if resumed and fallen and not steady and (step is not None or after == 0):
+        steady = slope is not None and abs(new_slope) <= 5 * abs(slope)
+        far = before > 0 and (after < before / 2 or after > before * 2)
+        far = far or (slope is not None and step is not None and abs(after - before) > 0.05 * before > 0)
+        if resumed and far and not steady and (step is not None or after == 0):
             text = f"learning rate jumps at step {at}: {before:g} to {after:g}"
             yield error("learning rate", text, actual=after, at=at, before=before, after=after)
         slope = new_slope

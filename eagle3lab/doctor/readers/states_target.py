@@ -50,9 +50,10 @@ def compare_with_target(headers: list[Header], manifest: Mapping[str, Any], fact
     pre_norm = str(manifest.get("last")).startswith(("pre", "before"))
     eps = real(mapping(facts.get("target_config")).get("rms_norm_eps")) or 1e-6
     stacked = np.concatenate([states for _, states in rows])
-    if pre_norm and norm is not None:
-        stacked = stacked / np.sqrt((stacked**2).mean(axis=1, keepdims=True) + eps) * norm
-    best = _argmax(stacked, *head)
+    with np.errstate(all="ignore"):  # damaged states are told as such elsewhere
+        if pre_norm and norm is not None:
+            stacked = stacked / np.sqrt((stacked**2).mean(axis=1, keepdims=True) + eps) * norm
+        best = _argmax(stacked, *head)
     bounds = np.cumsum([0, *(len(states) for _, states in rows)])
     argmax = [best[a:b].tolist() for a, b in pairwise(bounds)]
     facts.put("state_rows_argmax", argmax, f"{headers[0].path} under {head[0].path.name}:{head[1]}")
@@ -89,7 +90,10 @@ def _norm_position(rows: list[tuple[list[int], np.ndarray]], norm: np.ndarray, m
     usable = np.abs(norm) > 1e-3 * np.abs(norm).max()
     if stacked.shape[1] != len(norm) or usable.sum() < 8:
         return
-    sizes = np.sqrt(((stacked[:, usable] / norm[usable]) ** 2).mean(axis=1))
+    with np.errstate(all="ignore"):
+        sizes = np.sqrt(((stacked[:, usable] / norm[usable]) ** 2).mean(axis=1))
+    if not np.isfinite(sizes).all():
+        return  # told as rows that are not finite
     measured = {"declared": manifest.get("last"), "rms": float(np.median(sizes)), "spread": float(sizes.std())}
     facts.values["states"] = {**facts.mapping("states"), "norm": measured}
 
