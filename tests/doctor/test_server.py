@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import numpy as np
 import pytest
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.readers import server as reader
 from eagle3lab.doctor.run import Inputs, visit
+
+from .test_artefacts import sample, write_states
 
 Answer = bytes | Callable[[BaseHTTPRequestHandler], None]
 ZERO = {"completion_tokens": 64, "spec_verify_ct": 63, "spec_num_correct_drafts": 0, "spec_num_proposed_drafts": 189}
@@ -147,6 +150,24 @@ def test_vllm_that_was_restarted_meanwhile() -> None:
     pages = {"/v1/models": b'{"data": [{"id": "m"}]}', "/v1/completions": b"{}"}
     report = visit_server({**pages, "/metrics": [page(100, 90), page(140, 30)]})
     assert any("could not check acceptance of one prompt" in f.message for f in report.findings)
+
+
+@pytest.mark.parametrize(
+    ("noise", "rows", "code"), [(0.0, 5, ""), (9.0, 5, "states-batch-1"), (0.0, 1, "states-generated-rows")]
+)
+def test_stored_states_against_a_capture_at_batch_1(tmp_path, noise: float, rows: int, code: str) -> None:
+    stored = sample(2, 5)
+    folder = write_states(tmp_path / "s", [sample(1, 9), stored])
+    fresh = stored[1].copy()
+    fresh[2] += noise * np.arange(fresh.shape[1])
+    capture = {**WORKS, "hidden_states": [fresh[-rows:].tolist()]}
+    pages = {"/server_info": info("EAGLE3", enable_return_hidden_states=True)}
+    with serving({**pages, "/generate": [answer(WORKS), answer(capture)]}) as url:
+        report = visit(Inputs(server=url, states=str(folder)))
+    assert set(errors(report)) == ({code} if code else set())
+    with serving({"/server_info": info("EAGLE3"), "/generate": answer(WORKS)}) as url:
+        report = visit(Inputs(server=url, states=str(folder)))
+    assert any("the server returns no states" in f.message for f in report.findings)
 
 
 def hang(handler: BaseHTTPRequestHandler) -> None:

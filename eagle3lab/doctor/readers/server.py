@@ -1,7 +1,8 @@
 """`--server URL`: what a running SGLang or vLLM really runs, asked of the server itself.
 
 SGLang: /server_info (settings in force), then one prompt through /generate, whose `meta_info` has the counts. vLLM:
-/v1/models, then the difference of /metrics before and after one prompt. Answers are bounded and never trusted; the
+/v1/models, then the difference of /metrics before and after one prompt. With `--states` one stored sample is captured
+again. Answers are bounded and never trusted; the
 environment's proxies are not used. This is the one reader that goes over the network, and only to the URL it is given.
 """
 
@@ -20,6 +21,7 @@ from eagle3lab.acceptance.sources import from_vllm_metrics
 from eagle3lab.core.errors import AcceptanceError, UsageError
 from eagle3lab.doctor.facts import Engine, Facts
 from eagle3lab.doctor.readers.bounded import ReadError, parse_json
+from eagle3lab.doctor.readers.server_states import compare_with_server
 from eagle3lab.doctor.views import items, mapping
 
 PROMPT = "Write the numbers from one to thirty in words, one a line."
@@ -159,6 +161,11 @@ def _sglang(url: str, info: dict[str, Any], facts: Facts) -> None:
     except ReadError as error:
         facts.could_not("acceptance of one prompt", error.what, fix=f"curl {url}/generate")
         return
+    compare_with_server(
+        lambda wanted: parse_json(ask(f"{url}/generate", wanted, seconds=GENERATE_SECONDS), f"{url}/generate").value,
+        info,
+        facts,
+    )
     answer = parsed[0] if isinstance(parsed, list) and parsed else parsed
     meta = mapping(answer).get("meta_info")
     if isinstance(meta, dict):

@@ -87,6 +87,8 @@ def _norm_position(rows: list[tuple[list[int], np.ndarray]], norm: np.ndarray, m
                    facts: Facts) -> None:  # fmt: skip
     """After RMSNorm a row divided by the norm's weight has root mean square 1; before it, it almost never has."""
     stacked = np.concatenate([states for _, states in rows])
+    if not np.isfinite(norm).all():
+        return
     usable = np.abs(norm) > 1e-3 * np.abs(norm).max()
     if stacked.shape[1] != len(norm) or usable.sum() < 8:
         return
