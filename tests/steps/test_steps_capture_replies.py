@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +126,43 @@ def test_what_cannot_work_is_refused(small: tuple[str, Path], replies: Path, tmp
     other.write_text("")
     with pytest.raises(CorpusError, match="no reply"):
         capture_replies(profile, other, tmp_path / "x", target=folder)
+
+
+@pytest.mark.slow
+def test_over_two_ranks_as_in_this_process(small: tuple[str, Path], replies: Path, tmp_path: Path) -> None:
+    profile, folder = small
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--standalone",
+        "-m",
+        "eagle3lab",
+    ]
+    words = ["capture", "--profile", profile, "--replies", str(replies), "--out", str(tmp_path / "states")]
+    done = subprocess.run(
+        [*command, *words, "--target", str(folder), "--dtype", "float32", "--json"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)  # one result, from one rank
+    assert [share["rank"] for share in found["ranks"]] == [0, 1]
+    capture_replies(profile, replies, tmp_path / "here", target=folder, dtype="float32")
+    split, here = Store(tmp_path / "states", points=POINTS, verify=True), Store(tmp_path / "here")
+    assert split.manifest.engine_arguments == {"compute": "float32", "ranks": "2"}
+    for index in range(len(here)):
+        assert torch.allclose(split[index].aux.float(), here[index].aux.float(), rtol=2**-7, atol=1e-4)
+    assert not torch.allclose(split[0].aux[1:].float(), here[0].aux[:-1].float(), rtol=2**-7, atol=1e-4)
+    again = subprocess.run(
+        [*command, *words, "--target", str(folder), "--dtype", "bfloat16"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert again.returncode != 0
+    assert "compute" in again.stderr, "other arguments must be refused on every rank, without waiting for each other"
