@@ -7,7 +7,7 @@ whole battery but the spectrum, on a checkpoint that makes it do all of its work
 entries outside the support). Every run is a process of its own, so that peak memory is its own; both sides of a pair
 run in turn. Wall and CPU seconds are both printed: on a busy machine only the second means anything.
 
-The naive route needs the matrix in float64: 1.2 GB at full size.
+The naive route holds the matrix in float32 and in float64 at once: 2.6 GB at full size.
 """
 
 from __future__ import annotations
@@ -112,11 +112,19 @@ def summary(shape: tuple[int, int], runs: dict[str, list[dict[str, Any]]]) -> di
     found["same_mean_and_std"] = bool(np.allclose(answers[0], answers[1], rtol=1e-9, atol=1e-15))
     found["labels"] = runs["battery"][0]["answer"][2:]
     if shape == (7168, 21504):
-        found["promises"] = {
-            name: "not measured" if isinstance(found[name], str) else bool(found[name] <= limit)
-            for name, limit in LIMITS.items()
-        }
+        found["promises"] = {name: _kept(found, name, limit) for name, limit in LIMITS.items()}
     return found
+
+
+def _kept(found: dict[str, Any], name: str, limit: float) -> str:
+    """Whether a promise holds. Wall time on a machine busy with other work decides nothing against it."""
+    if isinstance(found[name], str):
+        return found[name]
+    busy = found["load_average"] > found["cores"] + 1
+    if found[name] > limit and name.endswith("wall_s") and busy:
+        cpu = found[name.replace("wall_s", "cpu_s")]
+        return f"not decided: load {found['load_average']:.1f} on {found['cores']} cores ({cpu:.2f} s CPU)"
+    return "yes" if found[name] <= limit else "NO"
 
 
 def text(found: dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """One pass over fc: histograms per block, and per-row and per-column sums, from which the whole battery is computed.
 
-Each tile is read once, turned to float32 in cache and reduced with matrix-vector products. The pooled statistics come
+Each tile is read once, turned to float32 in cache and reduced along both axes. The pooled statistics come
 from exact histograms in float64; the row and column maps are float32 sums over a tile, added up in float64, and carry
 a relative error of about 1e-6.
 """
@@ -138,7 +138,6 @@ def scan_fc(layout: FcLayout) -> Scan:
     One thread: bincount holds the interpreter lock, and two threads were not faster on a full-size matrix.
     """
     scan = _empty(layout)
-    ones = np.ones(max(*layout.shape, 1), dtype=np.float32)
     for block, rows, columns, raw in layout.storage_tiles():
         if scan.wide:
             values = np.ascontiguousarray(layout.weights(rows, columns, raw))
@@ -155,7 +154,7 @@ def scan_fc(layout: FcLayout) -> Scan:
         scan.histograms[block] += np.bincount(bits.ravel(), minlength=scan.histograms.shape[1])
         _diagonal(scan, block, rows, columns, stored)
         with np.errstate(over="ignore", invalid="ignore"):
-            _axis_sums(scan, block, rows, columns, np.array(stored), ones)
+            _axis_sums(scan, block, rows, columns, np.array(stored))
     return scan
 
 
@@ -164,15 +163,16 @@ def _float64(layout: FcLayout, rows: slice, columns: slice, raw: np.ndarray, sto
     return raw if layout.fmt == "F64" and layout.scale is None else stored
 
 
-def _axis_sums(scan: Scan, block: int, rows: slice, columns: slice, power: np.ndarray, ones: np.ndarray) -> None:
+def _axis_sums(scan: Scan, block: int, rows: slice, columns: slice, power: np.ndarray) -> None:
     """Sums of one tile in storage orientation; `power` is overwritten."""
     first, second = power.shape  # storage axes
     peak = np.abs(power)
     peaks = peak.max(axis=1), peak.max(axis=0)
     sums: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for _ in _POWERS:
-        sums[0].append(power @ ones[:second])
-        sums[1].append(ones[:first] @ power)
+        # Not a product with ones: BLAS starts its threads for each small tile, which is slower on a busy machine.
+        sums[0].append(power.sum(axis=1))
+        sums[1].append(power.sum(axis=0))
         power *= power
     row_axis = 1 if scan.layout.transposed else 0
     counts = (second, first)
