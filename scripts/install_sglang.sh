@@ -18,7 +18,8 @@ venv_create sglang && venv_torch sglang &&
     venv_pip sglang -c constraints/sglang.txt --no-deps sglang==0.5.23 &&
     venv_pip sglang -c constraints/sglang.txt transformers==5.19.0 triton numpy scipy pillow pydantic packaging tqdm \
         orjson psutil pybase64 requests starlette msgspec pyzmq ipython aiohttp uvloop dill apache-tvm-ffi sentencepiece \
-        compressed-tensors gguf openai partial-json-parser uvicorn fastapi setproctitle einops xgrammar || exit 3
+        compressed-tensors gguf openai partial-json-parser uvicorn fastapi setproctitle einops xgrammar \
+        jsonschema soundfile python-multipart || exit 3  # the last three: imported by its HTTP server
 "$VENVS/sglang/bin/python" scripts/sglang_cpu/patch.py || exit 3
 PYTHONPATH=scripts/sglang_cpu venv_done sglang "$stamp" \
     'import torch, sglang; print("sglang", sglang.__version__, "torch", torch.__version__)'

@@ -87,8 +87,9 @@ def capture_served(
         for index in _send(plan, server, concurrency, request_seconds):
             shard = _receipt(exchange, plan, index, receipt_seconds)
             if head is not None:
-                rates[index] = agreement(writer.folder / shard.name, head)
-                note(f"{shard.name}: {rates[index]:.3f} of {CHECKED_POSITIONS} checked next tokens agree")
+                agreeing, checked = agreement(writer.folder / shard.name, head)
+                rates[index] = agreeing / checked
+                note(f"{shard.name}: the target's head agrees with {agreeing} of {checked} checked next tokens")
             writer.add(shard)
             _judge(writer, rates)
             done += shard.tokens
@@ -102,8 +103,8 @@ def capture_served(
     return rates
 
 
-def agreement(path: Path, head: Tensor, positions: int = CHECKED_POSITIONS) -> float:
-    """Share of supervised positions whose state, through the target's head, has the text's next token as its top.
+def agreement(path: Path, head: Tensor, positions: int = CHECKED_POSITIONS) -> tuple[int, int]:
+    """(agreeing, checked) supervised tokens: agreeing when the state before, through the head, has it as its top.
 
     Args:
         path: a shard whose `last` is post-norm. head: [V, H]. positions: evenly spread ones are checked.
@@ -121,7 +122,7 @@ def agreement(path: Path, head: Tensor, positions: int = CHECKED_POSITIONS) -> f
         places = places[torch.linspace(0, len(places) - 1, min(positions, len(places))).long()]
         states = torch.cat([last[place - 1 : place] for place in places.tolist()]).to(head.dtype)
         tops = (states @ head.T).argmax(-1)
-        return float((tops == ids[:][places]).float().mean())
+        return int((tops == ids[:][places]).sum()), len(places)
 
 
 def head_weight(folder: Path) -> Tensor:

@@ -41,6 +41,11 @@ def greedy_conversations() -> list[Rendered]:
 SAMPLES = greedy_conversations()
 
 
+def share(path: Path, head: torch.Tensor = TARGET.head.weight) -> float:
+    agreeing, checked = agreement(path, head)
+    return agreeing / checked
+
+
 class Scene:
     def __init__(self, folder: Path) -> None:
         self.exchange, self.states = folder / "exchange", folder / "states"
@@ -130,17 +135,19 @@ def test_an_outlier_shard_is_refused_and_redone(tmp_path: Path) -> None:
     scene.engine.states = target_states
     scene.capture()
     store = Store(scene.states, verify=True)
-    rates = [agreement(scene.states / shard.name, TARGET.head.weight) for shard in store.manifest.shards]
+    rates = [share(scene.states / shard.name) for shard in store.manifest.shards]
     assert min(rates) > 0.95
 
 
 def test_agreement_counts_supervised_positions_alone(tmp_path: Path) -> None:
     run_capture(tmp_path / "random")  # random text: the target predicts it about once in 97 tokens
-    found = agreement(tmp_path / "random" / shard_name(0), TARGET.head.weight)
-    assert found < 0.3
+    assert share(tmp_path / "random" / shard_name(0)) < 0.3
     scene = Scene(tmp_path)
     scene.capture()
-    assert agreement(scene.states / shard_name(0), TARGET.head.weight.roll(1, 0)) < 0.3
+    assert share(scene.states / shard_name(0), TARGET.head.weight.roll(1, 0)) < 0.3
+    _, checked = agreement(scene.states / shard_name(0), TARGET.head.weight)
+    assert checked == sum(sum(SAMPLES[sample].loss_mask) for sample in split(SAMPLES)[0])
+    assert agreement(scene.states / shard_name(0), TARGET.head.weight, positions=10) == (10, 10)
 
 
 def test_the_head_of_a_folder_is_found_by_name(tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.plan import HOOK_FILE
 from eagle3lab.capture.served import capture_served, head_weight
 from eagle3lab.capture.store import Store, StoreWriter
-from eagle3lab.corpus.build import build_corpus, shipped_replies
+from eagle3lab.core.paths import data_folder
+from eagle3lab.corpus.build import build_corpus
+from eagle3lab.corpus.replies import load_replies
 from eagle3lab.points import written
 from eagle3lab.steps.serve import importable
 from eagle3lab.targets.engine import EngineServer, free_port, request_json
@@ -33,8 +35,8 @@ CPU = (
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "4096", "--max-running-requests", "4"),
     *("--chunked-prefill-size", "64", "--skip-server-warmup"),
 )
-TOLERANCE = 1e-4
-"""Largest difference over largest state, fp32 on both sides."""
+TOLERANCE = 2e-5
+"""Of every row: length of the difference over length of the row, fp32 on both sides."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +52,7 @@ def samples(target: Target):
     """Eight of the target's own replies, from short to long."""
     folder = fetched_folder(PROFILE)
     end = target.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    replies = shipped_replies(target.tokenizer, weight_sha256=weight_hash(folder), eos_id=end)
+    replies = load_replies(data_folder() / "replies", target.tokenizer, weight_sha256=weight_hash(folder), eos_id=end)
     corpus = build_corpus(target.tokenizer, replies[:200], samples=None, greedy=True)
     ordered = sorted(corpus.samples, key=lambda sample: len(sample.input_ids))
     return ordered[:: max(1, len(ordered) // 8)][:8][::-1]
@@ -122,23 +124,28 @@ def test_it_is_complete_and_predicts_its_text(samples, captured) -> None:
 def test_states_are_those_of_transformers(target: Target, samples, captured) -> None:
     store = Store(captured[0])
     points, hidden = PROFILE.model.points, PROFILE.model.hidden_size
-    worst, wrong = dict.fromkeys([*points, "last"], 0.0), dict.fromkeys(points, float("inf"))
+    ours: dict[str, list[torch.Tensor]] = {name: [] for name in [*map(str, points), "last"]}
+    nearby: dict[str, list[torch.Tensor]] = {str(point): [] for point in points}
     for index, sample in enumerate(samples):
         ids, found = torch.tensor([sample.input_ids]), store[index]
         last, states = target.states(ids, points=points)
-        nearby = [target.states(ids, points=[point + step for point in points])[1] for step in (-1, 1)]
+        neighbours = [target.states(ids, points=[point + step for point in points])[1] for step in (-1, 1)]
         for place, point in enumerate(points):
             theirs = found.aux[:, place * hidden : (place + 1) * hidden]
-            worst[point] = max(worst[point], difference(theirs, states[place][0]))
-            wrong[point] = min(wrong[point], *(difference(theirs, other[place][0]) for other in nearby))
-        worst["last"] = max(worst["last"], difference(found.last, last[0]))
-    print("SGLang against transformers, fp32, largest difference over largest state:")
+            ours[str(point)].append(row_error(theirs, states[place][0]))
+            beside = torch.stack([row_error(theirs, other[place][0]) for other in neighbours])
+            nearby[str(point)].append(beside.amin(0))
+        ours["last"].append(row_error(found.last, last[0]))
+    worst = {name: float(torch.cat(errors).max()) for name, errors in ours.items()}
+    # The first token of this target is a sink of huge norm that blocks hardly change, so rows are looked at one by one.
+    wrong = {name: float(torch.cat(errors).median()) for name, errors in nearby.items()}
+    print("SGLang against transformers, fp32, worst row; median row of the nearest other block:")
     for name, value in worst.items():
-        beside = f" (neighbouring block at least {wrong[name]:.1e})" if name in wrong else ""
-        print(f"  {name}: {value:.1e}{beside}")
+        print(f"  {name}: {value:.1e}; {wrong[name]:.1e}" if name in wrong else f"  {name}: {value:.1e}")
     assert max(worst.values()) < TOLERANCE
-    assert min(wrong.values()) > 20 * TOLERANCE, "the neighbouring block would pass as well"
+    assert min(wrong.values()) > 1000 * TOLERANCE, "the neighbouring block would pass as well"
 
 
-def difference(theirs: torch.Tensor, ours: torch.Tensor) -> float:
-    return float((theirs.float() - ours.float()).abs().max() / ours.abs().max())
+def row_error(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
+    """[T] length of the difference over length of the row."""
+    return torch.linalg.vector_norm(theirs - ours, dim=-1) / torch.linalg.vector_norm(ours, dim=-1)
