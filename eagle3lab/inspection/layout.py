@@ -106,6 +106,9 @@ class FcLayout:
 
     def region(self, rows: slice, columns: slice) -> np.ndarray:
         """float32 weights [rows, columns] of any region, scale applied."""
+        if len(self.parts) == 1:
+            raw = self.parts[0].tensor.raw()
+            return self.weights(rows, columns, raw[columns, rows] if self.transposed else raw[rows, columns])
         out = np.zeros((rows.stop - rows.start, columns.stop - columns.start), dtype=np.float32)
         for part in self.parts:
             raw = part.tensor.raw()

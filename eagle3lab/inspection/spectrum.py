@@ -120,21 +120,23 @@ def spectrum(
     steps = min(steps, rows)
     groups = [list(range(len(widths))), *([b] for b in range(len(widths)))] if len(widths) > 1 else [[0]]
     names = ["all", *points] if len(widths) > 1 else ["all"]
+    members = [[i for i, group in enumerate(groups) if b in group] for b in range(len(widths))]
     rng = np.random.default_rng(seed)
     runs = [_Lanczos(rng.choice([-1.0, 1.0], size=(rows, probes)), steps) for _ in groups]
     square = np.zeros(len(widths))
     total, count = np.zeros(len(widths)), np.zeros(len(widths))
     for step in range(steps):
         images = [np.zeros((rows, probes)) for _ in groups]
-        inputs = [run.current.astype(np.float32) for run in runs]
-        for block, at, _, values in _by_columns(tiles, rows):
+        # A block belongs to the whole and to itself: both go through one product side by side.
+        inputs = [np.hstack([runs[i].current for i in members[b]]).astype(np.float32) for b in range(len(widths))]
+        for block, values in _by_columns(tiles, rows):
             if step == 0:
                 square[block] += float(np.square(values).sum(dtype=np.float64))
                 total[block] += float(values.sum(dtype=np.float64))
                 count[block] += values.size
-            for group, image, x in zip(groups, images, inputs, strict=True):
-                if block in group:
-                    image[at] += values @ (values.T @ x[at])
+            product = values @ (values.T @ inputs[block])
+            for i, part in zip(members[block], np.split(product, len(members[block]), axis=1), strict=True):
+                images[i] += part
         for run, image in zip(runs, images, strict=True):
             run.advance(image)
     found = []
@@ -147,12 +149,12 @@ def spectrum(
     return found
 
 
-def _by_columns(tiles: Tiles, rows: int) -> Iterator[tuple[int, slice, slice, np.ndarray]]:
-    """Tiles of full height: W (W^T x) needs all rows of a column before it can go on."""
-    for block, at_rows, at_columns, values in tiles():
+def _by_columns(tiles: Tiles, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+    """(block, values [R, columns]) of every tile: W (W^T x) needs all rows of a column before it can go on."""
+    for block, at_rows, _, values in tiles():
         if at_rows.stop - at_rows.start != rows:
             raise ValueError("spectrum needs tiles of full height")
-        yield block, at_rows, at_columns, values
+        yield block, values
 
 
 class _Lanczos:
@@ -276,7 +278,7 @@ def exact_spectrum(tiles: Tiles, shape: tuple[int, int], widths: list[int], poin
             found.append(_exact(points[block], (rows, widths[block]), gram, *sums[block]))
         gram.fill(0.0)
 
-    for block, _, _, values in _by_columns(tiles, rows):
+    for block, values in _by_columns(tiles, rows):
         if block != current:
             close(current)
             current = block

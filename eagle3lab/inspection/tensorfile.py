@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ class Tensor:
 
     def raw(self) -> np.ndarray:
         """Stored bits, shape `shape`, dtype `STORAGE[dtype]`, mapped from the file and read-only."""
+        return self._mapped
+
+    @cached_property
+    def _mapped(self) -> np.ndarray:
+        """One map for all readers: a new one would fault every page in again."""
         if self.dtype not in STORAGE:
             readable = ", ".join(sorted(STORAGE))
             raise CheckpointError(f"{self.name} is stored as {self.dtype}", rule=f"readable: {readable}")
