@@ -121,11 +121,19 @@ def examine(run: Run, *, draft: str = "") -> FcLook:
         return FcLook(found, way, start)
 
 
-def browse(look: FcLook) -> Any:
-    """Controls over the weights of the inspected checkpoint, for a notebook in Jupyter: tensor, point, log scale."""
-    from eagle3lab.widgets.fc import Browser, fc_widget
+def browse(look: FcLook) -> None:
+    """Show controls over the weights of the inspected checkpoint (tensor, point, log scale, its step-0 snapshot), and
+    under them the first choice as a picture for viewers that run no widgets."""
+    from IPython.display import display
 
-    return fc_widget(Browser(look.found.path, points=[str(point) for point in look.found.layout.points]))
+    from eagle3lab.inspection.record import snapshots
+    from eagle3lab.widgets.fc import Browser, fc_widget, static_twin
+
+    path = look.found.path
+    start = next((file for step, file in snapshots(path) if step == 0), None) if path.is_dir() else None
+    browser = Browser(path, other=start, points=[str(point) for point in look.found.layout.points])
+    display(fc_widget(browser))
+    display(static_twin(browser))
 
 
 def _names(points: Sequence[int]) -> tuple[str, ...]:

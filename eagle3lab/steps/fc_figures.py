@@ -11,9 +11,12 @@ import numpy as np
 
 from eagle3lab.inspection import Inspection
 from eagle3lab.inspection.energy import block_energy
-from eagle3lab.inspection.spectrum import Spectrum
+from eagle3lab.inspection.spectrum import Spectrum, exact_spectrum
+from eagle3lab.inspection.spectrum import spectrum as lanczos_spectrum
 from eagle3lab.plots import fc
 from eagle3lab.plots.publish import Plot
+
+EXACT_ROWS = 1024
 
 
 def norm_maps(found: Inspection) -> Plot:
@@ -50,6 +53,15 @@ def spectrum(spectra: list[Spectrum]) -> Plot:
          "low": s.edges.low, "high": s.edges.high, "outliers": s.outliers}
         for s in spectra
     ])  # fmt: skip
+
+
+def spectra_of(found: Inspection) -> list[Spectrum]:
+    """The spectra of an inspection; computed now when it has none: all values of a small matrix, else Lanczos."""
+    if found.spectra:
+        return found.spectra
+    layout = found.layout
+    compute = exact_spectrum if layout.shape[0] <= EXACT_ROWS else lanczos_spectrum
+    return compute(layout.column_tiles, layout.shape, layout.widths, layout.points)
 
 
 def difference(found: Inspection, against: str) -> Plot | None:
