@@ -19,7 +19,9 @@ from eagle3lab.plots.style import DASHES, HATCHES, MARKERS, colour, new_figure, 
 
 DARK = "#111111"
 MOST_MARKS = 600
-"""Rows or columns drawn one by one; more are drawn as the band and the median of neighbours."""
+"""Columns drawn one by one; more are drawn as the band and the median of neighbours."""
+MOST_ROWS = 120
+"""The same for rows, where the lines of the points lie over each other."""
 
 
 def weight_histogram(edges: Sequence[float], series: Sequence[Mapping[str, Any]], *, title: str, log: bool) -> Plot:
@@ -74,11 +76,11 @@ def norm_maps(
     with styled():
         figure, axes = new_figure(2, width=9.6, height=3.8)
         for index, (point, values) in enumerate(zip(points, rows, strict=True)):
-            drawn += _band(axes[0], np.asarray(values), 0, index, f"point {point}", "row")
+            drawn += _band(axes[0], np.asarray(values), 0, index, f"point {point}", "row", MOST_ROWS)
         width = len(columns) // len(points)
         for index, point in enumerate(points):
             part = np.asarray(columns[index * width : (index + 1) * width])
-            drawn += _band(axes[1], part, index * width, index, f"point {point}", "column")
+            drawn += _band(axes[1], part, index * width, index, f"point {point}", "column", MOST_MARKS)
             if index:
                 axes[1].axvline(index * width, color=DARK, linewidth=0.8)
         flat = np.max(np.asarray(rows), axis=0)
@@ -97,9 +99,11 @@ def norm_maps(
     return Plot(figure, drawn, "Row and column norms of fc", alt)
 
 
-def _band(axis: Any, values: np.ndarray, offset: int, index: int, label: str, kind: str) -> list[dict[str, Any]]:
+def _band(
+    axis: Any, values: np.ndarray, offset: int, index: int, label: str, kind: str, most: int
+) -> list[dict[str, Any]]:
     """Median line and range of groups of neighbours; one value a group when there are few."""
-    group = max(1, math.ceil(len(values) / MOST_MARKS))
+    group = max(1, math.ceil(len(values) / most))
     parts = [values[i : i + group] for i in range(0, len(values), group)]
     x = offset + np.arange(len(parts)) * group
     low, middle, high = (np.array([f(p) for p in parts]) for f in (np.min, np.median, np.max))
