@@ -74,9 +74,10 @@ def measure(
         run.require("train")
     with run.recording("accept"):
         profile, preset, seed = load_profile(run.manifest.profile), run.preset, run.manifest.seed
-        target = load_target(fetched_folder(profile), dtype="float32")
+        target_folder = fetched_folder(profile)
+        target = load_target(target_folder, dtype="float32")
         folder = draft or run.drafter
-        drafter = load_drafter(folder, target.embedding.weight)
+        drafter = load_drafter(folder, target.embedding.weight, target=target_folder)
         k = profile.drafter.num_draft_tokens if profile.drafter else 3
         asked = {name: held_out(name)[: preset.eval_prompts] for name in (HEADLINE, "fresh")}
         if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
