@@ -79,7 +79,8 @@ def to_float32(raw: np.ndarray, fmt: str) -> np.ndarray:
         return raw.view(np.float16).astype(np.float32)
     if fmt in TABLE_FORMATS:
         return _table32(fmt)[raw]
-    return np.asarray(raw, dtype=np.float32)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 is infinite for every engine
+        return np.asarray(raw, dtype=np.float32)
 
 
 def bfloat16_bits(values: np.ndarray) -> np.ndarray:

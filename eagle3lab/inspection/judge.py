@@ -23,7 +23,7 @@ from eagle3lab.inspection.report import Verdict
 from eagle3lab.inspection.scan import Scan
 from eagle3lab.inspection.structure import Structure, find_structure, shown
 from eagle3lab.inspection.touched import Outside, Touched, count_outside, touched_bounded, touched_unbounded
-from eagle3lab.inspection.verdict import BlockFinding, bound_of, judge_block
+from eagle3lab.inspection.verdict import FEWEST, BlockFinding, bound_of, judge_block
 
 EVIDENCE_INDICES = 2000
 """Longest list of row or column numbers that `where` carries in full."""
@@ -78,6 +78,10 @@ def judge(scan: Scan, known: list[Family], *, prior: str | None = None, prior_fr
         case.evidence += structure.lines()
         return Judgement(case.verdict(), pooled=pooled, structure=structure, pass_through=passing)
     result = Judgement(case.verdict(), pooled=pooled, structure=structure, quantisation=find_quantisation(scan))
+    if repeated := structure.repeated(scan.shape[0]):
+        case.labels.append("INIT-UNKNOWN")
+        case.evidence += [f"{repeated} of {scan.shape[0]} rows are identical: no initial draw", *structure.lines()]
+        return result
     live = _dead_blocks(scan, case)
     quantised = bool(result.quantisation and any("32 bits" not in sign for sign in result.quantisation.signs))
     for b in live:
@@ -163,9 +167,15 @@ def _home(
 def _judge_live(scan: Scan, live: list[int], result: Judgement, case: _Case, quantised: bool) -> None:
     points = scan.layout.points
     home = result.home
+    if not live:
+        return
     if home is None:
-        nearest = min((f for f in result.blocks[points[live[0]]].fits.values()), key=lambda f: f.fitted)
+        fits = result.blocks[points[live[0]]].fits.values()
         case.labels.append("INIT-UNKNOWN")
+        if not fits:
+            case.evidence.append(f"a block of fewer than {FEWEST} live entries fits every family")
+            return
+        nearest = min(fits, key=lambda f: f.fitted)
         m = result.pooled.moments
         case.evidence.append(
             f"no family fits: std {m.std:.7f}, excess kurtosis {m.kurtosis:.3f}; nearest is {nearest.family.name} "

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3lab.core.errors import CheckpointError
+from eagle3lab.core.errors import CheckpointError, UsageError
 from eagle3lab.inspection.formats import WEIGHT_FORMATS, to_float32
 from eagle3lab.inspection.tensorfile import Checkpoint, Tensor
 
@@ -185,6 +185,8 @@ def find_fc(checkpoint: Checkpoint, *, points: Sequence[str] | None = None, tens
     Raises:
         CheckpointError: there is no fc, its format is unknown, or its width is not a multiple of the number of points.
     """
+    if points and len(set(points)) < len(points):
+        raise UsageError(f"points {', '.join(points)}", rule="every block has a name of its own")
     name = tensor or _pick(checkpoint)
     parts = checkpoint.parts(name)
     first = parts[0]
@@ -309,6 +311,7 @@ def _scale(checkpoint: Checkpoint, layout: FcLayout) -> np.ndarray | None:
     factors = to_float32(np.array(tensor.raw()), tensor.dtype)
     if factors.size == 1:
         return np.float32(factors.reshape(())[()])
-    if layout.transposed or factors.size not in (layout.shape[0], np.prod(factors.shape[:2])) or factors.ndim > 2:
+    by_row = factors.size == layout.shape[0]
+    if layout.transposed or not (by_row or factors.ndim == 2):
         raise CheckpointError(f"{name} is {list(tensor.shape)}", rule="one factor, one a row, or one a square block")
-    return factors.reshape(-1, 1) if factors.size == layout.shape[0] else factors
+    return factors.reshape(-1, 1) if by_row else factors

@@ -8,12 +8,14 @@ independent entries; that holds for an untouched initial draw and is too small a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from eagle3lab.inspection.formats import value_table
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -95,12 +97,15 @@ def histogram_moments(histogram: np.ndarray, fmt: str, scale: float = 1.0) -> Mo
 class PowerSums:
     """Running float64 sums of 32- and 64-bit weights, whose values no table holds.
 
-    Sums are taken around `pivot` (the first finite value seen), which keeps a constant tensor at exactly zero spread.
+    Sums of powers 1 to 8 are taken around `pivot` (the first finite value seen), which keeps a constant tensor at
+    exactly zero spread, and in units of `unit` (the first largest magnitude), which keeps eighth powers in range.
+    A float64 value beyond float32 counts as infinite: it is that for every engine.
     """
 
     pivot: float | None = None
+    unit: float = 1.0
     n: int = 0
-    sums: np.ndarray | None = None
+    sums: np.ndarray = field(default_factory=lambda: np.zeros(8))
     low: float = math.inf
     high: float = -math.inf
     zeros: int = 0
@@ -110,7 +115,7 @@ class PowerSums:
     def add(self, values: np.ndarray) -> None:
         """Add an array of any shape."""
         flat = np.asarray(values, dtype=np.float64).ravel()
-        finite = np.isfinite(flat)
+        finite = np.abs(flat) <= _LARGEST
         if not finite.all():
             nan = int(np.isnan(flat).sum())
             self.nan += nan
@@ -118,26 +123,26 @@ class PowerSums:
             flat = flat[finite]
         if flat.size == 0:
             return
-        if self.pivot is None or self.sums is None:
-            self.pivot, self.sums = float(flat[0]), np.zeros(8)
+        if self.pivot is None:
+            self.pivot, self.unit = float(flat[0]), float(np.abs(flat).max()) or 1.0
         self.n += flat.size
         self.low, self.high = min(self.low, float(flat.min())), max(self.high, float(flat.max()))
         self.zeros += int(flat.size - np.count_nonzero(flat))
-        d = flat - self.pivot
+        d = (flat - self.pivot) / self.unit
         power = np.ones_like(d)
         for i in range(8):
             power *= d
             self.sums[i] += power.sum()
 
     def merge(self, other: PowerSums) -> None:
-        """Add what `other` has seen; its sums are moved to this pivot first."""
+        """Add what `other` has seen; its sums are moved to this pivot and unit first."""
         self.nan, self.inf = self.nan + other.nan, self.inf + other.inf
-        if other.sums is None or other.pivot is None:
+        if other.pivot is None:
             return
-        if self.sums is None or self.pivot is None:
-            self.pivot, self.sums = other.pivot, np.zeros(8)
-        shift = other.pivot - self.pivot
-        raw = [float(other.n), *other.sums]
+        if self.pivot is None:
+            self.pivot, self.unit = other.pivot, other.unit
+        shift, ratio = (other.pivot - self.pivot) / self.unit, other.unit / self.unit
+        raw = [float(other.n), *(total * ratio ** (k + 1) for k, total in enumerate(other.sums))]
         for k in range(1, 9):
             self.sums[k - 1] += sum(math.comb(k, j) * raw[j] * shift ** (k - j) for j in range(k + 1))
         self.n, self.zeros = self.n + other.n, self.zeros + other.zeros
@@ -145,16 +150,13 @@ class PowerSums:
 
     def without(self, removed: np.ndarray) -> PowerSums:
         """A copy that forgets `removed` (finite values that were added before); low and high stay as they were."""
-        gone = PowerSums(pivot=self.pivot, sums=np.zeros(8))
+        gone = PowerSums(pivot=self.pivot, unit=self.unit)
         gone.add(removed)
-        return PowerSums(
-            self.pivot, self.n - gone.n, None if self.sums is None else self.sums - gone.sums,
-            self.low, self.high, self.zeros - gone.zeros, self.nan, self.inf,
-        )  # fmt: skip
+        return replace(self, n=self.n - gone.n, sums=self.sums - gone.sums, zeros=self.zeros - gone.zeros)
 
     def moments(self) -> Moments:
         """The moments of everything added."""
-        if self.n == 0 or self.sums is None or self.pivot is None:
+        if self.n == 0 or self.pivot is None:
             return Moments(0, *([math.nan] * 9), zeros=0, nan=self.nan, inf=self.inf)
         if self.low == self.high:
             return Moments(
@@ -164,13 +166,14 @@ class PowerSums:
         raw = [1.0, *(self.sums / self.n)]
         shift = raw[1]
         central = [sum(math.comb(k, j) * raw[j] * (-shift) ** (k - j) for j in range(k + 1)) for k in range(9)]
-        std = math.sqrt(max(central[2], 0.0))
-        z = [central[k] / std**k if std > 0 else math.nan for k in range(9)]
+        spread = math.sqrt(max(central[2], 0.0))
+        z = [central[k] / spread**k if spread > 0 else math.nan for k in range(9)]
         k4, g = z[4], z[3]
         variance = z[8] + 4 * k4**2 * z[4] + 16 * g**2 + k4**2  # influence^2 expanded, E z = 0, E z^2 = 1
         variance += -4 * k4 * z[6] - 8 * g * z[5] + 2 * k4 * z[4] + 16 * k4 * g * z[3] - 4 * k4**2
+        std = spread * self.unit
         return Moments(
-            n=self.n, mean=self.pivot + shift, mean_se=std / math.sqrt(self.n), std=std,
+            n=self.n, mean=self.pivot + shift * self.unit, mean_se=std / math.sqrt(self.n), std=std,
             std_se=std * math.sqrt(max(0.0, k4 - 1) / (4 * self.n)), skew=g, kurtosis=k4 - 3,
             kurtosis_se=math.sqrt(max(0.0, variance) / self.n), low=self.low, high=self.high, zeros=self.zeros,
             nan=self.nan, inf=self.inf,

@@ -46,7 +46,8 @@ class AxisSums:
     def std(self) -> np.ndarray:
         """Standard deviation about the own mean."""
         mean = self.first / self.count
-        return np.sqrt(np.maximum(self.second / self.count - mean**2, 0.0))
+        with np.errstate(invalid="ignore", over="ignore"):  # squares of weights above 1e19 leave float32: unknown
+            return np.sqrt(np.maximum(self.second / self.count - mean**2, 0.0))
 
     def kurtosis(self) -> np.ndarray:
         """Raw fourth moment over the squared second, about zero (uniform 1.8, Gaussian 3); NaN for zero rows."""

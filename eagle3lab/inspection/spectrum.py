@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -109,7 +109,7 @@ def spectrum(
     tiles: Tiles, shape: tuple[int, int], widths: list[int], points: list[str], *,
     steps: int = STEPS, probes: int = PROBES, seed: int = 0,
 ) -> list[Spectrum]:  # fmt: skip
-    """Spectra of the matrix (first) and of every block.
+    """Spectra of the matrix (first) and of every block that is not zero throughout.
 
     Args:
         tiles: yields (block, rows, columns, float32 [rows, columns]) once over the matrix.
@@ -118,6 +118,7 @@ def spectrum(
     """
     rows = shape[0]
     steps = min(steps, rows)
+    unit = _unit(tiles)
     groups = [list(range(len(widths))), *([b] for b in range(len(widths)))] if len(widths) > 1 else [[0]]
     names = ["all", *points] if len(widths) > 1 else ["all"]
     members = [[i for i, group in enumerate(groups) if b in group] for b in range(len(widths))]
@@ -129,7 +130,7 @@ def spectrum(
         images = [np.zeros((rows, probes)) for _ in groups]
         # A block belongs to the whole and to itself: both go through one product side by side.
         inputs = [np.hstack([runs[i].current for i in members[b]]).astype(np.float32) for b in range(len(widths))]
-        for block, values in _by_columns(tiles, rows):
+        for block, values in _by_columns(tiles, rows, unit):
             if step == 0:
                 square[block] += float(np.square(values).sum(dtype=np.float64))
                 total[block] += float(values.sum(dtype=np.float64))
@@ -143,18 +144,36 @@ def spectrum(
     for name, group, run in zip(names, groups, runs, strict=True):
         n = sum(widths[b] for b in group)
         energy = float(square[group].sum())
+        if energy == 0:
+            continue  # a block of zeros has no spectrum
         mean = float(total[group].sum() / count[group].sum())
         std = math.sqrt(max(0.0, energy / float(count[group].sum()) - mean**2))
-        found.append(_summary(name, (rows, n), energy, std, run, probes))
+        found.append(_in_units(_summary(name, (rows, n), energy, std, run, probes), unit))
     return found
 
 
-def _by_columns(tiles: Tiles, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-    """(block, values [R, columns]) of every tile: W (W^T x) needs all rows of a column before it can go on."""
+def _unit(tiles: Tiles) -> float:
+    """Power of two near the largest magnitude: in its units squares and sums neither overflow nor vanish."""
+    largest = max((float(np.abs(values).max(initial=0.0)) for _, _, _, values in tiles()), default=0.0)
+    return 2.0 ** math.floor(math.log2(largest)) if largest > 0 else 1.0
+
+
+def _by_columns(tiles: Tiles, rows: int, unit: float) -> Iterator[tuple[int, np.ndarray]]:
+    """(block, values [R, columns] in units) of every tile: W (W^T x) needs all rows of a column before it goes on."""
     for block, at_rows, _, values in tiles():
         if at_rows.stop - at_rows.start != rows:
             raise ValueError("spectrum needs tiles of full height")
-        yield block, values
+        yield block, values if unit == 1.0 else values * np.float32(1 / unit)
+
+
+def _in_units(found: Spectrum, unit: float) -> Spectrum:
+    """Singular values back in the matrix's own scale; ranks have none."""
+    limits = {key: value * unit for key, value in vars(found.edges).items()}
+    scaled = ("std", "largest", "largest_upper", "smallest", "residual", "nodes")
+    return replace(
+        found, edges=Edges(**limits), outliers=[value * unit for value in found.outliers],
+        **{name: getattr(found, name) * unit for name in scaled},
+    )  # fmt: skip
 
 
 class _Lanczos:
@@ -268,17 +287,17 @@ def exact_spectrum(tiles: Tiles, shape: tuple[int, int], widths: list[int], poin
     rows = shape[0]
     if rows * rows * 8 > EXACT_LIMIT_BYTES:
         raise UsageError(f"--exact with {rows} rows", rule=f"at most {int((EXACT_LIMIT_BYTES / 8) ** 0.5)} rows")
-    pooled, found = np.zeros((rows, rows)), []
+    pooled, found, unit = np.zeros((rows, rows)), [], _unit(tiles)
     sums = np.zeros((len(widths), 2))
     gram, current = np.zeros((rows, rows)), 0
 
     def close(block: int) -> None:
         pooled.__iadd__(gram)
-        if len(widths) > 1:
+        if len(widths) > 1 and gram.any():
             found.append(_exact(points[block], (rows, widths[block]), gram, *sums[block]))
         gram.fill(0.0)
 
-    for block, values in _by_columns(tiles, rows):
+    for block, values in _by_columns(tiles, rows, unit):
         if block != current:
             close(current)
             current = block
@@ -286,7 +305,7 @@ def exact_spectrum(tiles: Tiles, shape: tuple[int, int], widths: list[int], poin
         gram += wide @ wide.T
         sums[block] += wide.sum(), values.size
     close(current)
-    return [_exact("all", shape, pooled, *sums.sum(axis=0)), *found]
+    return [_in_units(one, unit) for one in (_exact("all", shape, pooled, *sums.sum(axis=0)), *found)]
 
 
 def _exact(name: str, shape: tuple[int, int], gram: np.ndarray, total: float, count: float) -> Spectrum:

@@ -38,6 +38,11 @@ class Structure:
     rows: AxisStructure
     columns: AxisStructure
 
+    def repeated(self, rows: int) -> int:
+        """Rows in the largest group of identical ones, when that is most of all `rows`; else 0."""
+        largest = max((len(group) for group in self.rows.duplicates), default=0)
+        return largest + self.rows.unchecked if largest + self.rows.unchecked > rows / 2 else 0
+
     def lines(self) -> list[str]:
         """One evidence line for every kind that occurs."""
         out = []
@@ -58,6 +63,12 @@ def shown(items: list[int], most: int = 12) -> str:
 
 def find_structure(scan: Scan) -> Structure:
     """Look at every row and column of a scanned fc whose entries are finite."""
+    # Sums of weights above 1e19 leave float32; comparisons with such unknowns are false, which is the right answer.
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _find(scan)
+
+
+def _find(scan: Scan) -> Structure:
     rows = AxisSums(*(getattr(scan.rows, n).sum(axis=1) for n in ("first", "second", "fourth")),
                     peak=scan.rows.peak.max(axis=1), count=scan.rows.count.sum(axis=1))  # fmt: skip
     return Structure(_axis(scan.layout, rows, axis=0), _axis(scan.layout, scan.columns, axis=1))

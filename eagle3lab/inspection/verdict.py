@@ -51,6 +51,8 @@ class Margins:
 
 
 MARGINS = Margins()
+FEWEST = 256
+"""Live entries below which a block is not judged: every family fits a handful of numbers."""
 
 
 @dataclass
@@ -84,6 +86,8 @@ def judge_block(
     passing: list[tuple[float, Family]] = []
     matching: list[tuple[float, Family]] = []
     finding = BlockFinding("unknown")
+    if found.n < FEWEST or not found.moments.std > 0:
+        return finding
     normal = fitted_normal(found)
     for family in known:
         result = fit(family, found)

@@ -136,6 +136,38 @@ def test_a_missing_shard_is_named_and_a_stray_one_is_noted(tmp_path) -> None:
     assert any("c.safetensors" in note for note in found.layout.notes) and not open_checkpoint(tmp_path).repeated
 
 
+@pytest.mark.parametrize("kind", ["--spectrum", "--exact"])
+@pytest.mark.parametrize(
+    ("made", "label"),
+    [
+        (lambda w: bfloat16_bits(np.where(np.arange(w.size).reshape(w.shape) == 7, np.inf, w)), "DEAD"),
+        (lambda w: bfloat16_bits(w * np.float32(1e30)), "INIT-UNKNOWN"),
+        (lambda w: bfloat16_bits(w * np.float32(1e-36)), "INIT-UNKNOWN"),
+        (lambda w: w * np.float32(1e-30), "INIT-UNKNOWN"),
+        (lambda w: w.astype(np.float64) * 1e200, "DEAD"),  # infinite in any engine
+        (lambda w: bfloat16_bits(w[:1, :3]), "DEAD(low)"),
+        (lambda w: bfloat16_bits(w[:2, :6]), "INIT-UNKNOWN"),  # four entries a block fit everything
+        (lambda w: bfloat16_bits(np.sign(w)), "INIT-UNKNOWN"),
+        (lambda w: bfloat16_bits((np.arange(w.size).reshape(w.shape) == 5).astype(np.float32)), "DEAD(mid)"),
+        (lambda w: np.repeat(bfloat16_bits(w[:1]), len(w), axis=0), "INIT-UNKNOWN"),
+    ],
+)
+def test_strange_contents_get_an_answer(tmp_path, capsys, made, label: str, kind: str) -> None:
+    from eagle3lab import cli
+
+    with np.errstate(over="ignore"):
+        write_safetensors(tmp_path / "a.safetensors", {"fc.weight": made(uniform(SHAPE, 0))})
+    assert cli.run(["inspect", str(tmp_path), kind, "--json", "--require", label]) == 0
+    assert json.loads(capsys.readouterr().out)["gate"]["missing"] == []
+
+
+def test_an_impossible_scale_is_refused(tmp_path) -> None:
+    tensors = {"fc.weight": np.full(SHAPE, 40, np.uint8), "fc.weight_scale": np.ones(7, np.float32)}
+    write_safetensors(tmp_path / "a.safetensors", tensors)
+    with pytest.raises(CheckpointError, match="one factor, one a row"):
+        inspect_checkpoint(tmp_path)
+
+
 def test_wrong_words_name_the_nearest(tmp_path) -> None:
     save_fc(tmp_path, uniform(SHAPE, 0))
     with pytest.raises(UsageError, match="kaiming-uniform"):
@@ -146,6 +178,8 @@ def test_wrong_words_name_the_nearest(tmp_path) -> None:
         inspect_checkpoint(tmp_path, tensor="fc.weigth")
     with pytest.raises(CheckpointError, match="192 columns and 5 points"):
         inspect_checkpoint(tmp_path, points=list("abcde"))
+    with pytest.raises(UsageError, match="a name of its own"):
+        inspect_checkpoint(tmp_path, points=["2", "2", "58"])
 
 
 def test_the_file_part_needs_no_torch(tmp_path) -> None:
