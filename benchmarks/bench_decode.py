@@ -14,12 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import statistics
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from eagle3lab.acceptance import chain
 from eagle3lab.acceptance.chain import ChainDecoder, Decoded
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
 from eagle3lab.acceptance.forecast import Costs, Option, best, chain_options, forecast
@@ -40,6 +45,17 @@ from eagle3lab.targets.profiles import load_profile
 CHECKED_BATCHES = (1, 4, 16)
 TREE_TOPK, TREE_NODES = 4, (4, 7, 11, 15)
 DEEPEST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One prompt at batch 1: tokens and seconds, plain and with the drafter. prefill is done alike, and timed once."""
+
+    plain: list[int]
+    fast: list[int]
+    plain_seconds: float
+    fast_seconds: float
+    prefill: float
 
 
 def main() -> None:
@@ -64,75 +80,136 @@ def main() -> None:
     drafter = load_drafter(words.draft, target.embedding.weight, dtype=getattr(torch, words.dtype), target=folder)
     asked = held_out(words.set)[: words.prompts]
     prompts = [render_prompt(target.tokenizer, [{"role": "user", "content": prompt.prompt}]) for prompt in asked]
-    batches = (1,) if words.no_forecast else CHECKED_BATCHES
-    sizes = sorted({1, 2, 3, 4, 6, 8, 12, 16} | {words.steps + 1})
-    costs = measure_costs(
-        target, drafter, batches=batches, verify_tokens=sizes, draft_tokens=(1, 2, 3, 4, 6), repeats=words.repeats
-    )
     found: dict[str, Any] = {"settings": {k: str(v) for k, v in vars(words).items()}, "torch": torch.__version__}
-    found["single"] = single(target, drafter, prompts, words.steps, words.max_new_tokens, costs)
+    found["single"] = single(target, drafter, prompts, words.steps, words.max_new_tokens)
     found["replay"] = replay_speed(
         target, drafter, prompts, found["single"].pop("replies"), words.steps, found["single"]
     )
     if not words.no_forecast:
+        costs = measure_costs(
+            target,
+            drafter,
+            batches=CHECKED_BATCHES,
+            verify_tokens=(1, 2, 3, 4, 6, 8, 12, 16),
+            draft_tokens=(1, 2, 3, 4, 6),
+            repeats=words.repeats,
+        )
         found["forecast"] = forecasts(target, drafter, prompts, words.max_new_tokens, costs)
-    found["costs_seconds"] = {
-        table.name: {f"batch {b}, {n} tokens": seconds for (b, n), seconds in table.seconds.items()}
-        for table in (costs.verify, costs.draft)
-    }
+        found["costs_seconds"] = {
+            table.name: {f"batch {b}, {n} tokens": seconds for (b, n), seconds in table.seconds.items()}
+            for table in (costs.verify, costs.draft)
+        }
     text = json.dumps(found, indent=2)
     print(text)
     if words.json is not None:
         words.json.write_text(text + "\n", encoding="utf-8")
 
 
-def single(
-    target: Target, drafter: Eagle3Drafter, prompts: list[list[int]], steps: int, limit: int, costs: Costs
-) -> dict[str, Any]:
-    """Batch 1: ratio with interval, ceiling, overhead of the loop."""
+@contextmanager
+def timed_forwards(target: Target, drafter: Eagle3Drafter) -> Iterator[list[float]]:
+    """Seconds inside bare forwards (target and head; drafter's fc, layer and head) while the block runs: one sum."""
+    spent = [0.0]
+    began = [0.0]
+
+    def start(*_: Any) -> None:
+        began[0] = time.perf_counter()
+
+    def stop(*_: Any) -> None:
+        spent[0] += time.perf_counter() - began[0]
+
+    hooks = [module.register_forward_pre_hook(start) for module in (drafter.fc, drafter.lm_head)]
+    hooks += [module.register_forward_hook(stop) for module in (drafter.fc, drafter.lm_head)]
+
+    def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return call(*args, **kwargs)
+            finally:
+                spent[0] += time.perf_counter() - started
+
+        return run
+
+    layer, own = chain.draft_extend, {"states": target.states, "logits": target.logits}
+    chain.draft_extend = timed(layer)
+    for name, call in own.items():
+        setattr(target, name, timed(call))
+    try:
+        yield spent
+    finally:
+        chain.draft_extend = layer
+        for hook in hooks:
+            hook.remove()
+        for name in own:
+            delattr(target, name)  # the class's own method shows again
+
+
+def single(target: Target, drafter: Eagle3Drafter, prompts: list[list[int]], steps: int, limit: int) -> dict[str, Any]:
+    """Batch 1: ratio with interval, ceiling, overhead of the loop. Costs are measured between the prompts."""
     decoder = ChainDecoder(target, drafter, steps)
     decoder.run(prompts[:1], max_new_tokens=8, batch=1)  # allocate and warm up
-    decoder.clock.draft = decoder.clock.verify = decoder.clock.prefill = 0.0
-    decoder.clock.rounds = 0
-    plain_seconds, fast_seconds, plain_tokens, fast_tokens = [], [], [], []
+    decoder.clock.prefill = 0.0
+    rows: list[Row] = []
     replies: list[Decoded] = []
-    loop_seconds = 0.0
+    costs: list[Costs] = []
     for prompt in prompts:
-        started = time.perf_counter()
+        costs.append(
+            measure_costs(
+                target,
+                drafter,
+                batches=(1,),
+                verify_tokens=(1, steps + 1),
+                draft_tokens=range(1, steps + 2),
+                context=len(prompt) + limit // 2,
+                repeats=2,
+            )
+        )
+        started, prefill = time.perf_counter(), decoder.clock.prefill
         plain = generate(target, [prompt], max_new_tokens=limit, batch=1)[0]
-        middle, prefill = time.perf_counter(), decoder.clock.prefill
+        middle = time.perf_counter()
         reply = decoder.run([prompt], max_new_tokens=limit, batch=1)[0]
         end = time.perf_counter()
-        plain_seconds.append(middle - started)
-        fast_seconds.append(end - middle)
-        loop_seconds += end - middle - (decoder.clock.prefill - prefill)
-        plain_tokens.append(len(plain.tokens))
-        fast_tokens.append(len(reply.tokens))
+        took = decoder.clock.prefill - prefill
+        rows.append(Row(plain.tokens, reply.tokens, middle - started, end - middle, took))
         replies.append(reply)
+    with timed_forwards(target, drafter) as spent:
+        started = time.perf_counter()
+        decoder.run(prompts, max_new_tokens=limit, batch=1)
+        whole = time.perf_counter() - started
     counts = total(reply.counts(str(i), steps) for i, reply in enumerate(replies))
-    length = counts.accept_length or math.nan
-    option = Option(f"chain {steps}", steps, 1, steps, length)
-    bare = forecast(option, 1, costs)
-    plain_step = costs.verify.at(1, 1)
-    ratio = (sum(fast_tokens) / sum(fast_seconds)) / (sum(plain_tokens) / sum(plain_seconds))
-    # Equal texts make the ratio one of seconds; where bf16 ties differ, seconds are per token.
-    pairs = [(p / n, f / m) for p, n, f, m in zip(plain_seconds, plain_tokens, fast_seconds, fast_tokens, strict=True)]
-    rounds = decoder.clock.rounds
+    option = Option(f"chain {steps}", steps, 1, steps, counts.accept_length or math.nan)
+    found = [forecast(option, 1, one) for one in costs]
+    steps_cost = [one.verify.at(1, 1) for one in costs]
+    verify = statistics.median(f.verify_seconds / s for f, s in zip(found, steps_cost, strict=True))
+    draft = statistics.median(f.draft_seconds / s for f, s in zip(found, steps_cost, strict=True))
+    ceiling = option.accept_length / (verify + draft)
+    after = _rate(sum(row.fast_seconds - row.prefill for row in rows), sum(len(row.fast) - 1 for row in rows))
+    after /= _rate(sum(row.plain_seconds - row.prefill for row in rows), sum(len(row.plain) - 1 for row in rows))
+    pairs = [(row.plain_seconds / len(row.plain), row.fast_seconds / len(row.fast)) for row in rows]
+    decode, plain_rate = (
+        _rate(sum(row.fast_seconds for row in rows), sum(len(row.fast) for row in rows)),
+        _rate(sum(row.plain_seconds for row in rows), sum(len(row.plain) for row in rows)),
+    )
     return {
-        "accept_length": length,
+        "accept_length": option.accept_length,
         "accept_length_interval": counts.accept_length_interval(),
-        "same_text": sum(p == f for p, f in zip(plain_tokens, fast_tokens, strict=True)),
-        "ratio": ratio,
+        "same_text": sum(row.plain == row.fast for row in rows),
+        "ratio": decode / plain_rate,
         "ratio_interval": ratio_interval(pairs),
-        "verify_cost_steps": bare.verify_seconds / plain_step,
-        "draft_cost_steps": bare.draft_seconds / plain_step,
-        "ceiling": bare.speedup,
-        "ratio_of_ceiling": ratio / bare.speedup,
-        "loop_overhead": loop_seconds / rounds / (bare.draft_seconds + bare.verify_seconds) - 1,
-        "decode_tokens_per_second": sum(fast_tokens) / sum(fast_seconds),
-        "plain_tokens_per_second": sum(plain_tokens) / sum(plain_seconds),
+        "verify_cost_steps": verify,
+        "draft_cost_steps": draft,
+        "ceiling": ceiling,
+        "ratio_without_prefill": after,
+        "ratio_without_prefill_of_ceiling": after / ceiling,
+        "loop_overhead": whole / spent[0] - 1,
+        "decode_tokens_per_second": decode,
+        "plain_tokens_per_second": plain_rate,
         "replies": replies,
     }
+
+
+def _rate(seconds: float, tokens: int) -> float:
+    return tokens / seconds
 
 
 def replay_speed(
@@ -183,7 +260,7 @@ def forecasts(
     ]
     rows = []
     for batch in CHECKED_BATCHES:
-        fastest, chain = (
+        fastest, checked = (
             best(options, batch, costs),
             max((forecast(option, batch, costs) for option in chains), key=lambda f: f.speedup),
         )
@@ -192,9 +269,9 @@ def forecasts(
                 "batch": batch,
                 "best": "plain decoding" if fastest is None else fastest.option.name,
                 "best_speedup": None if fastest is None else fastest.speedup,
-                "checked": chain.option.name,
-                "forecast_speedup": chain.speedup,
-                "measured_speedup": _measured(target, drafter, prompts, chain.option.steps, batch, limit),
+                "checked": checked.option.name,
+                "forecast_speedup": checked.speedup,
+                "measured_speedup": _measured(target, drafter, prompts, checked.option.steps, batch, limit),
             }
         )
     return {"rows": rows, "options": {option.name: option.accept_length for option in options}}
