@@ -49,14 +49,14 @@ def _resampled(scan: Scan, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return weights @ scan.rows.second, weights @ scan.rows.first, weights @ scan.rows.count
 
 
+@np.errstate(invalid="ignore", divide="ignore", over="ignore")
 def block_energy(scan: Scan, *, seed: int = 0) -> list[BlockEnergy]:
     """Energy of every point block. Zero matrices have unknown (NaN) shares."""
     square = scan.rows.second.sum(axis=0)
     again, first, count = _resampled(scan, seed)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        share = square / square.sum()
-        shares = again / again.sum(axis=1, keepdims=True)
-        stds = np.sqrt(np.maximum(again / count - (first / count) ** 2, 0.0))
+    share = square / square.sum()
+    shares = again / again.sum(axis=1, keepdims=True)
+    stds = np.sqrt(np.maximum(again / count - (first / count) ** 2, 0.0))
     low, high = np.percentile(shares, INTERVAL, axis=0)
     std_low, std_high = np.percentile(stds, INTERVAL, axis=0)
     return [
@@ -66,6 +66,7 @@ def block_energy(scan: Scan, *, seed: int = 0) -> list[BlockEnergy]:
     ]  # fmt: skip
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def implied_updates(scan: Scan, family: Family, *, seed: int = 0) -> list[Update]:
     """Implied update of the whole matrix (point `all`) and of every block."""
     second, first, count = scan.rows.second, scan.rows.first, scan.rows.count

@@ -61,14 +61,10 @@ def shown(items: list[int], most: int = 12) -> str:
     return text if len(items) <= most else f"{text}, ... ({len(items)} in all)"
 
 
+# Sums of weights above 1e19 leave float32; comparisons with such unknowns are false, which is the right answer.
+@np.errstate(invalid="ignore", over="ignore")
 def find_structure(scan: Scan) -> Structure:
     """Look at every row and column of a scanned fc whose entries are finite."""
-    # Sums of weights above 1e19 leave float32; comparisons with such unknowns are false, which is the right answer.
-    with np.errstate(invalid="ignore", over="ignore"):
-        return _find(scan)
-
-
-def _find(scan: Scan) -> Structure:
     rows = AxisSums(*(getattr(scan.rows, n).sum(axis=1) for n in ("first", "second", "fourth")),
                     peak=scan.rows.peak.max(axis=1), count=scan.rows.count.sum(axis=1))  # fmt: skip
     return Structure(_axis(scan.layout, rows, axis=0), _axis(scan.layout, scan.columns, axis=1))
