@@ -6,6 +6,7 @@ and are written under the names of the public checkpoint.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -89,8 +90,8 @@ def kimi_config(numbers: dict[str, Any], tokenizer: Any) -> transformers.Kimi_K2
     """transformers' config of Kimi-K2.5 from a profile's `[config]`: text numbers flat, `vision_config` nested."""
     import transformers
 
-    text = {name: value for name, value in numbers.items() if name != "vision_config"}
-    vision = dict(numbers["vision_config"])
+    text = copy.deepcopy(numbers)  # transformers writes into what it is given
+    vision = text.pop("vision_config")
     ends = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     return transformers.Kimi_K25Config(
         text_config={**text, **ends, "pad_token_id": tokenizer.pad_token_id},
@@ -170,7 +171,8 @@ def _for_engines(path: Path, numbers: dict[str, Any]) -> None:
     text, vision = config["text_config"], config["vision_config"]
     config["architectures"] = ["KimiK25ForConditionalGeneration"]
     config["media_placeholder_token_id"] = config["image_token_id"]
-    text.update({"architectures": ["DeepseekV3ForCausalLM"], "rope_theta": numbers["rope_theta"], "rope_scaling": None})
+    text.update({name: numbers.get(name) for name in ("rope_theta", "rope_scaling")})
+    text["architectures"] = ["DeepseekV3ForCausalLM"]
     names = {
         "vt_hidden_size": "hidden_size",
         "vt_intermediate_size": "intermediate_size",

@@ -6,35 +6,25 @@ requests span several passes.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from eagle3lab.capture.manifest import StatesManifest
-from eagle3lab.capture.plan import HOOK_FILE
-from eagle3lab.capture.served import capture_served, head_weight
-from eagle3lab.capture.store import Store, StoreWriter
+from eagle3lab.capture.store import Store
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.build import build_corpus
 from eagle3lab.corpus.replies import load_replies
 from eagle3lab.points import written
-from eagle3lab.steps.serve import importable
-from eagle3lab.targets.engine import EngineServer, free_port, request_json
 from eagle3lab.targets.fetch import fetched_folder, weight_hash
-from eagle3lab.targets.launch import capture_arguments, check_arguments, command
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import load_profile
-from tests.engines.runner import ROOT, environment_python
+from tests.engines.sglang_server import capture_through_server, row_error
 
 PROFILE = load_profile("smollm2")
 SHARDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
-CPU = (
-    *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--disable-overlap-schedule"),
-    *("--mem-fraction-static", "0.3", "--max-total-tokens", "4096", "--max-running-requests", "4"),
-    *("--chunked-prefill-size", "64", "--skip-server-warmup"),
-)
+CPU = ("--attention-backend", "torch_native", "--chunked-prefill-size", "64")
 TOLERANCE = 2e-5
 """Of every row: length of the difference over length of the row, fp32 on both sides."""
 
@@ -84,29 +74,8 @@ def states_manifest() -> StatesManifest:
 @pytest.fixture(scope="module")
 def captured(samples, tmp_path_factory) -> tuple[Path, dict[int, float]]:
     """The folder that the server wrote, and the agreement that the client saw."""
-    python, place = environment_python("sglang"), tmp_path_factory.mktemp("sglang-capture")
-    exchange, port = place / "exchange", free_port()
-    manifest, folder = states_manifest(), fetched_folder(PROFILE)
-    arguments = ["--model-path", str(folder), "--host", "127.0.0.1", "--port", str(port), *CPU]
-    arguments += capture_arguments(
-        manifest.points_checkpoint, {"exchange": str(exchange)}, logits_processor="*logits_processor"
-    )
-    check_arguments(arguments)
-    paths = [str(ROOT / "scripts" / "sglang_cpu"), *importable().values()]
-    environment = {"PYTHONPATH": os.pathsep.join(paths), "HF_HUB_OFFLINE": "1", "HOME": str(place)}
-    line = command(arguments, python=str(python))
-    with EngineServer(line, port=port, log=place / "log.txt", env=environment) as server:
-        seconds = server.wait_ready(timeout=600)
-        print(f"SGLang ready after {seconds:.0f} s")
-        report = request_json(f"{server.url}/server_info")
-        assert report["return_aux_hidden_state_layer_ids"] == manifest.points_checkpoint
-        assert (exchange / HOOK_FILE).is_file()
-        writer = StoreWriter(place / "states", manifest)
-        rates = capture_served(
-            samples, writer, SHARDS, server=server.url, exchange=exchange, concurrency=4,
-            head=head_weight(folder).float(), receipt_seconds=60,
-        )  # fmt: skip
-    return place / "states", rates
+    place = tmp_path_factory.mktemp("sglang-capture")
+    return capture_through_server(fetched_folder(PROFILE), states_manifest(), samples, SHARDS, place, CPU)
 
 
 def test_it_is_complete_and_predicts_its_text(samples, captured) -> None:
@@ -144,8 +113,3 @@ def test_states_are_those_of_transformers(target: Target, samples, captured) -> 
         print(f"  {name}: {value:.1e}; {wrong[name]:.1e}" if name in wrong else f"  {name}: {value:.1e}")
     assert max(worst.values()) < TOLERANCE
     assert min(wrong.values()) > 1000 * TOLERANCE, "the neighbouring block would pass as well"
-
-
-def row_error(theirs: torch.Tensor, ours: torch.Tensor) -> torch.Tensor:
-    """[T] length of the difference over length of the row."""
-    return torch.linalg.vector_norm(theirs - ours, dim=-1) / torch.linalg.vector_norm(ours, dim=-1)
