@@ -22,14 +22,16 @@ from eagle3lab.corpus.prompts import Prompt
 from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.runs.directory import Run
+from eagle3lab.steps.corpus import evaluation_sets
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.generate import Generated, generate
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import load_profile
 
-HEADLINE = "own"
-SPEED_PROMPTS = 3
-"""Prompts decoded one at a time, with and without the drafter, for tokens a second."""
+MEANINGLESS = "random target: acceptance has no meaning"
+"""Stands in `metrics.json` (`meaningless`) and in the report instead of a headline."""
+SPEED_PROMPTS, SPEED_TOKENS = 3, 48
+"""Prompts decoded one at a time, with and without the drafter, for tokens a second, and new tokens of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,34 +54,40 @@ class SetResult:
 
 @dataclass(frozen=True, slots=True)
 class AcceptSummary:
-    """Acceptance of a run's drafter, or of another checkpoint. `decode(tokens)` turns ids into text."""
+    """Acceptance of a run's drafter, or of another checkpoint. `decode(tokens)` turns ids into text.
+
+    Attributes:
+        sets: the headline first.
+        meaningless: why these numbers say nothing about drafting; None for a target that was trained.
+    """
 
     sets: dict[str, SetResult]
     k: int
     drafter: Path
     speed: dict[str, float]
     decode: Callable[[list[int]], str]
+    meaningless: str | None = None
 
 
 def measure(
-    run: Run, *, draft: Path | None = None, progress: Callable[[str, int], None] | None = None
+    run: Run, *, draft: str = "", progress: Callable[[str, int], None] | None = None
 ) -> AcceptSummary:
     """Measure on the held-out sets of the run's preset and write `metrics.json`.
 
     Args:
-        draft: another checkpoint for the same target; None = the run's own drafter.
+        draft: folder of another checkpoint for the same target; "" = the run's own drafter.
         progress: called with (what, tokens so far).
     """
-    if draft is None:
+    if not draft:
         run.require("train")
     with run.recording("accept"):
         profile, preset, seed = load_profile(run.manifest.profile), run.preset, run.manifest.seed
         target_folder = fetched_folder(profile)
         target = load_target(target_folder, dtype="float32")
-        folder = draft or run.drafter
+        folder = Path(draft).expanduser() if draft else run.drafter
         drafter = load_drafter(folder, target.embedding.weight, target=target_folder)
         k = profile.drafter.num_draft_tokens if profile.drafter else 3
-        asked = {name: held_out(name)[: preset.eval_prompts] for name in (HEADLINE, "fresh")}
+        asked = {name: held_out(name)[: preset.eval_prompts] for name in evaluation_sets(profile)}
         if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
             asked["humaneval"] = held_out("humaneval")
         sets = {}
@@ -95,9 +103,12 @@ def measure(
                 seed=seed,
                 progress=progress,
             )
-        speed = measure_speed(target, drafter, sets[HEADLINE].prompts[:SPEED_PROMPTS], k, preset.max_new_tokens)
-        _write(run, sets, speed)
-        return AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens))
+        first = next(iter(sets.values()))
+        speed = measure_speed(target, drafter, first.prompts[:SPEED_PROMPTS], k, preset.max_new_tokens)
+        meaningless = MEANINGLESS if profile.source.kind == "random" else None
+        summary = AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless)
+        _write(run, summary)
+        return summary
 
 
 def measure_set(
@@ -252,7 +263,8 @@ def _coverage(drafter: Eagle3Drafter, texts: Sequence[list[int]]) -> float:
     return float((drafter.draft_ids(ids) >= 0).float().mean()) if len(ids) else 0.0
 
 
-def _write(run: Run, sets: dict[str, SetResult], speed: dict[str, float]) -> None:
+def _write(run: Run, found: AcceptSummary) -> None:
+    sets = found.sets
     if not all(result.metrics["lossless"] for result in sets.values()):
         gaps = [d for r in sets.values() for d in r.metrics["differences"]]
         if any(gap["top2_gap"] > 1e-3 for gap in gaps):
@@ -260,14 +272,16 @@ def _write(run: Run, sets: dict[str, SetResult], speed: dict[str, float]) -> Non
                 f"speculative text differs from plain decoding: {gaps[0]}",
                 rule="greedy text is the target's own; a difference at a clear top-2 gap is a fault of the decoder",
             )
-    headline = sets[HEADLINE].metrics
+    name = next(iter(sets))
     keys = ("accept_length", "accept_length_interval", "accept_rate", "joint", "conditional", "counts", "lossless")
+    headline = {"meaningless": found.meaningless} if found.meaningless else {k: sets[name].metrics[k] for k in keys}
     run.merge_metrics(
         {
             "preset": run.manifest.preset,
-            "headline": HEADLINE,
-            **{key: headline[key] for key in keys},
+            "headline": name,
+            "drafter": "drafter" if found.drafter == run.drafter else str(found.drafter),
+            **headline,
             "sets": {name: result.metrics for name, result in sets.items()},
         },
-        timing={"accept": {name: result.timing for name, result in sets.items()}, "speed": speed},
+        timing={"accept": {name: result.timing for name, result in sets.items()}, "speed": found.speed},
     )

@@ -37,7 +37,7 @@ class TargetLook:
     points: list[int]
 
 
-def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 96) -> TargetLook:
+def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 48) -> TargetLook:
     """Fetch the target if it is absent, load it, let it answer `question`, and measure its residual stream."""
     import torch
 
