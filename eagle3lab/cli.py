@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from eagle3lab import __version__, cli_states
+from eagle3lab import __version__, cli_states, cli_sweep
 from eagle3lab.cli_accept import accept_app
 from eagle3lab.core.errors import Eagle3LabError
 
@@ -41,7 +41,7 @@ def _root(
         raise typer.Exit
 
 
-def finish(outcome: Outcome, as_json: bool) -> None:
+def finish(outcome: Outcome, as_json: bool) -> NoReturn:
     """Print the outcome of a step and leave with its exit code. The last line of every command."""
     typer.echo(json.dumps(outcome.as_json(), indent=2, allow_nan=False) if as_json else outcome.as_text())
     raise typer.Exit(outcome.exit_code)
@@ -103,8 +103,8 @@ def inspect(
     numbers = (shape, mean, std)
     if (checkpoint is None) == all(value is None for value in numbers) or (checkpoint is None and None in numbers):
         raise UsageError("one question at a time", rule="give a checkpoint, or --shape RxC --mean M --std S")
-    if shape is not None and mean is not None and std is not None:
-        finish(step.number_pair(shape, mean, std), json_output)
+    if checkpoint is None:
+        finish(step.number_pair(shape or "", mean or "", std or ""), json_output)
     outcome = step.inspect(
         checkpoint,
         require=require or (),
@@ -148,10 +148,10 @@ def doctor(
         typer.echo(step.explain_code(explain))
         return
     artefacts = Inputs(
-        **{"draft": draft, "target": target, "launch": launch, "states": states, "run": run_dir},
-        **{"notebooks": notebooks, "server": server, "log": log, "env": env, "acceptance": acceptance},
-        **{"corpus": corpus, "tokenizer": tokenizer, "facts": facts, "engine": engine, "paths": tuple(paths or ())},
-    )
+        draft=draft, target=target, launch=launch, states=states, run=run_dir, notebooks=notebooks, server=server,
+        log=log, env=env, acceptance=acceptance, corpus=corpus, tokenizer=tokenizer, facts=facts, engine=engine,
+        paths=tuple(paths or ()),
+    )  # fmt: skip
     finish(step.doctor(artefacts, strict=strict), json_output)
 
 
@@ -198,7 +198,7 @@ def serve(
     exchange: Annotated[Path | None, typer.Option(help="Serve for capture; folder shared with the hook.")] = None,
     log: Annotated[Path | None, typer.Option(help="File for the server's output.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launch line and start nothing.")] = False,
-    probe: Annotated[bool, typer.Option("--probe", help="Start, check, generate one token, stop.")] = False,
+    probe: Annotated[bool, typer.Option("--probe", help="Start, look at the drafter, stop.")] = False,
     json_output: JsonFlag = False,
     extra: Annotated[list[str] | None, typer.Argument(help="More SGLang options, after --.")] = None,
 ) -> None:
@@ -217,6 +217,7 @@ def serve(
         port=port,
         python=python,
         exchange=exchange,
+        probe=probe,
         extra=extra or (),
     )
     if dry_run:
@@ -272,6 +273,7 @@ def run_lab(
     finish(outcome, json_output)
 
 
+app.command()(cli_sweep.sweep)
 app.command()(cli_states.capture)
 app.command()(cli_states.regenerate)
 app.add_typer(cli_states.states_app, name="states")
