@@ -15,7 +15,7 @@ from eagle3lab.corpus.replies import Reply
 from eagle3lab.corpus.vocabulary import DraftVocabulary, choose_vocabulary
 
 VALIDATION_SAMPLES = 48
-"""Training-side samples that are never trained on: the curve that is watched while training."""
+"""Training-side samples that are never trained on (at most a fifth): the curve that is watched while training."""
 
 HELD_OUT = {"own": "prompts/own_heldout.jsonl", "fresh": "prompts/heldout.jsonl"}
 """The two evaluation sets: prompts the target wrote itself and held back; prompts written for this project."""
@@ -67,7 +67,7 @@ def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, g
         samples: training samples to take (spread over all kinds); None = all.
     """
     ordered = sorted(replies, key=lambda reply: sha256_json(reply.id))
-    validation = min(VALIDATION_SAMPLES, len(ordered) // 5)
+    validation = min(VALIDATION_SAMPLES, (len(ordered) if samples is None else min(samples, len(ordered))) // 5)
     held, counted = ordered[:validation], ordered[validation:]
     chosen = counted[:samples] + held
     if not chosen:

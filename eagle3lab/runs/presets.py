@@ -45,7 +45,7 @@ PRESETS = {
     for preset in (
         Preset(
             name="quick",
-            train_samples=120,
+            train_samples=60,
             train_steps=40,
             batch_tokens=512,
             draft_vocab_size=8192,
