@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -11,7 +11,7 @@ from eagle3lab.core.errors import StoreError
 from eagle3lab.core.files import write_text
 
 MANIFEST = "manifest.json"
-SCHEMA = "eagle3lab-states/1"
+SCHEMA: Final = "eagle3lab-states/1"
 
 
 class Shard(BaseModel):

@@ -112,7 +112,8 @@ class CaptureHook:
         if (id, place.shard) in self._written:
             return  # sent again by a client that did not hear the answer
         length, count = place.stop - place.start, rows.stop - rows.start
-        states, aux = args[STATES], args[AUX] if len(args) > AUX else None
+        states: Tensor = args[STATES]
+        aux: Any = args[AUX] if len(args) > AUX else None
         self._check(plan, sample, args[BATCH], states, aux, rows, prefix)
         shard = self._shard(plan, place.shard)
         have = 0 if prefix == 0 else shard.rows.get(sample, 0)  # prefix 0: the request was started again

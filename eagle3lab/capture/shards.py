@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,7 +141,9 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor]) -> str:
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
     require_space(path.parent, sum(sizes.values()), f"shard {path.name}")
-    parts = [header_bytes({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})]
+    parts: list[bytes | memoryview] = [
+        header_bytes({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})
+    ]
     parts += [_memory(tensor, sizes[name]) for name, tensor in tensors.items() if sizes[name]]
 
     def write(temporary: Path) -> None:
@@ -176,7 +178,7 @@ def _memory(tensor: Tensor, size: int) -> memoryview:
     return memoryview((ctypes.c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def _chunks(parts: Sequence[bytes | memoryview]):
+def _chunks(parts: Sequence[bytes | memoryview]) -> Iterator[memoryview]:
     for part in parts:
         view = memoryview(part)
         for start in range(0, len(view), CHUNK):

@@ -21,7 +21,7 @@ import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -80,7 +80,7 @@ def write_specforge(root: Path, index: int, sample: Sample, *, group: int = GROU
         if compressed:
             # mtime 0: the same sample gives the same bytes
             with temporary.open("wb") as raw, gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as handle:
-                torch.save(data, handle)
+                torch.save(data, cast("IO[bytes]", handle))
         else:
             torch.save(data, temporary)
 

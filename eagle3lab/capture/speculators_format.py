@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError
@@ -177,7 +177,7 @@ def _columns(row: Row) -> dict[str, Any]:
 
 
 def _row(where: str, line: str) -> Row:
-    def numbers(value: Any) -> bool:
+    def numbers(value: Any) -> TypeGuard[list[int]]:
         return isinstance(value, list) and all(type(item) is int for item in value)
 
     try:

@@ -18,7 +18,7 @@ DISK_FLOOR_BYTES = 256 * 1024**2
 """Free bytes that every writer leaves on the disk: below it other programs on the machine start to fail."""
 
 
-def atomic_write(path: Path, writer: Callable[[Path], None]) -> None:
+def atomic_write(path: Path, writer: Callable[[Path], object]) -> None:
     """Call `writer(temporary)` and rename the result to `path` after fsync, so a reader sees all of it or nothing.
 
     The temporary name ends in the process id; a leftover of a killed process is never taken for the file.
@@ -37,7 +37,7 @@ def atomic_write(path: Path, writer: Callable[[Path], None]) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically."""
-    atomic_write(path, lambda temporary: temporary.write_bytes(data) and None)
+    atomic_write(path, lambda temporary: temporary.write_bytes(data))
 
 
 def write_text(path: Path, text: str) -> None:

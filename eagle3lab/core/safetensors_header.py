@@ -14,7 +14,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -207,7 +207,7 @@ def parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorEntry], dict[s
 
 
 def _entry(path: Path, name: str, value: Any) -> TensorEntry:
-    def whole(items: Any) -> bool:
+    def whole(items: Any) -> TypeGuard[list[int]]:
         return isinstance(items, list) and all(type(item) is int and 0 <= item < 2**63 for item in items)
 
     fields = value if isinstance(value, dict) else {}

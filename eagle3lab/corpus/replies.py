@@ -83,7 +83,7 @@ def save_replies(folder: Path, groups: Mapping[str, Sequence[Reply]], tokenizer:
         groups: precision that the target computed in (`float32`, `bfloat16`) -> replies made so. Greedy text follows
             the top logit, so where two are closer than rounding the precision decides; it is kept per file.
     """
-    files = {}
+    files: dict[str, dict[str, Any]] = {}
     for compute, replies in groups.items():
         for number, start in enumerate(range(0, len(replies), ROWS_PER_FILE)):
             some = replies[start : start + ROWS_PER_FILE]

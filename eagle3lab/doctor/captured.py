@@ -100,7 +100,8 @@ def _says_eagle3(facts: Facts) -> bool:
 def _view(facts: Facts, target: Target, engine: Engine) -> View:
     draft = draft_of(facts)
     if facts.has("draft_config_ids"):
-        read, place, elsewhere = id_list(facts["draft_config_ids"]), PLACES[engine.name][0], {}
+        place: str | None = PLACES[engine.name][0]
+        read, elsewhere = id_list(facts["draft_config_ids"]), {}
     else:
         lists = written_lists(draft.config)
         place = next((key for key in PLACES[engine.name] if key in lists), None)

@@ -197,7 +197,7 @@ class Facts(Mapping[str, Any]):
         tensors: name -> where a big matrix lies, set by readers only; the fact holds its dtype and shape.
     """
 
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # type: ignore[assignment]  # a field, not Mapping.values()
     sources: dict[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = (Engine("sglang"), Engine("vllm"))
     chosen: bool = False

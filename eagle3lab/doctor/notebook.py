@@ -148,8 +148,7 @@ def parameters_of(cell: Cell) -> list[Parameter]:
         elif isinstance(statement, ast.Assign):
             for target in statement.targets:
                 for name in _targets(target):
-                    kind = _kind(statement.value)
-                    found.append(Parameter(name, kind, _names(statement.value)))
+                    found.append(Parameter(name, _kind(statement.value), _names(statement.value)))
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from eagle3lab.doctor.notebook import Notebook, parameters_of, parse
@@ -52,13 +53,18 @@ def _run(statement: ast.stmt, known: dict[str, Any], lines: list[str], given: Ma
             if isinstance(target, ast.Name):
                 known.pop(target.id, None)
                 value = given.get(target.id, _missing)
-                if value is not _missing or statement.value is not None:
-                    _try(lambda t=target, v=value: known.__setitem__(
-                        t.id, v if v is not _missing else evaluate(statement.value, known)))  # fmt: skip
+                if value is not _missing:
+                    known[target.id] = value
+                elif statement.value is not None:
+                    _try(partial(_assign, known, target.id, statement.value))
     elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
         if isinstance(call.func, ast.Name) and call.func.id == "print" and not call.keywords:
             _try(lambda: lines.append(" ".join(str(evaluate(item, known)) for item in call.args)))
+
+
+def _assign(known: dict[str, Any], name: str, value: ast.expr) -> None:
+    known[name] = evaluate(value, known)
 
 
 _missing = object()

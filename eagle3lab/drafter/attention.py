@@ -53,10 +53,13 @@ def _flash_backward(
     grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         g.contiguous(), q, k, v, o, merged, 0.0, causal, scale=scale
     )
-    return tuple(x[0].transpose(0, 1) for x in grads)  # type: ignore[return-value]
+    grad_q, grad_k, grad_v = (x[0].transpose(0, 1) for x in grads)
+    return grad_q, grad_k, grad_v
 
 
-def _flash_backward_cuda(g, q, k, v, o, lse, causal, scale):
+def _flash_backward_cuda(
+    g: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, causal: bool, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
     heads, kv_heads = q.shape[1], k.shape[1]
     wide_k, wide_v = _grouped(k, v, heads)
     padded = -(-q.shape[2] // 32) * 32

@@ -88,7 +88,8 @@ def build_drafter(
 def _warm_block(drafter: Eagle3Drafter, target: Target) -> None:
     """Copy the target's last block. Its q, k, v read H; ours read 2H: the state half gets the weights, the embedding
     half starts at zero-mean noise small enough to leave the block's function and large enough to break symmetry."""
-    source, layer, size = target.layers[-1], drafter.midlayer, drafter.config.hidden_size
+    source: Any = target.layers[-1]
+    layer, size = drafter.midlayer, drafter.config.hidden_size
     for name in ("q_proj", "k_proj", "v_proj"):
         weight = getattr(layer.self_attn, name).weight
         weight[:, :size].mul_(0.5)

@@ -37,7 +37,7 @@ def check_layout(name: str) -> Layout:
     """`name` as a layout; `UsageError` with the nearest one otherwise."""
     if name not in LAYOUTS:
         raise UsageError(f"unknown layout '{name}'", rule=nearest(name, LAYOUTS))
-    return name  # type: ignore[return-value]
+    return name
 
 
 def canonical_name(name: str) -> str:

@@ -88,7 +88,8 @@ class _Reader:
     def __init__(
         self, path: Path, raw: dict[str, Any], target: Path | None, family: str | None, blocks: int | None
     ) -> None:
-        self.path, self.raw, self.notes = path, raw, []
+        self.path, self.raw = path, raw
+        self.notes: list[str] = []
         self.speculators = "speculators_model_type" in raw or "transformer_layer_config" in raw
         self.block = self._object(raw, BLOCK)
         self.eagle = self._object(raw, "eagle_config")

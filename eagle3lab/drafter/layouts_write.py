@@ -62,7 +62,7 @@ def write_config(
 
 def _ids(config: DraftConfig, engine: str, needed: bool) -> list[int] | None:
     """The list to write for one engine, checked by converting it back; None when that engine cannot and need not."""
-    place = {"blocks": config.target_blocks, "family": config.target_family}
+    place: dict[str, Any] = {"blocks": config.target_blocks, "family": config.target_family}
     try:
         ids = written(config.points, engine=engine, **place)[0].ids
     except PointsError:

@@ -65,6 +65,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """States [rows, H] to [rows, H]."""
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
@@ -100,6 +101,11 @@ class Eagle3Drafter(nn.Module):
         embedding: the target's embedding weight [V, H]; frozen and not part of the state dict, as in the engines.
         d2t: int64 [Vd] offsets, target id = draft id + d2t[draft id]; None when Vd = V.
     """
+
+    d2t: Tensor
+    t2d: Tensor
+    embedding: Tensor
+    inverse_frequency: Tensor
 
     def __init__(self, config: DraftConfig, embedding: Tensor, d2t: Tensor | None = None) -> None:
         super().__init__()

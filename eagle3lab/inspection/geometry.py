@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def geometry(weight: Tensor, aux: Tensor, points: Sequence[str]) -> Geometry:
                 chance=directions.shape[1] / w.shape[1],
             )
         )
-    total = sum(outputs)
+    total = reduce(torch.add, outputs)
     gain = math.sqrt(float(total.square().sum()) / float(aux.float().square().sum()))
     cosines = {
         f"{points[i]} {points[j]}": float(torch.cosine_similarity(outputs[i], outputs[j], dim=1).mean())

@@ -107,11 +107,11 @@ def _sentence(found: Inspection) -> str:
 def _compare(found: Inspection, checkpoint: Checkpoint, layout: FcLayout, against: Path | str | None) -> None:
     """Difference to another fc, or to the recorded start, which also answers where the weights alone cannot."""
     start = next((file for step, file in snapshots(checkpoint.folder) if step == 0), None)
-    own = against is None and start is not None
-    source = start if own else against
+    own = against is None
+    source = start if against is None else against
     if source is None:
         return
-    name = source.name if own else str(source)
+    name = Path(source).name if own else str(source)
     found.delta = compare_fc(layout, find_fc(open_checkpoint(source), points=layout.points))
     found.fc["delta"] = {"against": str(source), **found.delta.to_json()}
     found.verdict.evidence.extend(found.delta.lines(name))

@@ -176,7 +176,7 @@ def _judge_live(scan: Scan, live: list[int], result: Judgement, case: _Case, qua
             case.evidence.append(f"a block of fewer than {FEWEST} live entries fits every family")
             return
         nearest = min(fits, key=lambda f: f.fitted)
-        m = result.pooled.moments
+        m = scan.pooled_moments()
         case.evidence.append(
             f"no family fits: std {m.std:.7f}, excess kurtosis {m.kurtosis:.3f}; nearest is {nearest.family.name} "
             f"(std ratio {nearest.std_ratio:.3f}, distance {nearest.fitted:.3f})"
@@ -194,23 +194,24 @@ def _judge_live(scan: Scan, live: list[int], result: Judgement, case: _Case, qua
         result.touched = touched_unbounded(scan, home)
     touched = result.touched or Touched()
     if not touched and not others:
-        names = dict.fromkeys(result.blocks[points[b]].best.name for b in at_init)
+        best = [result.blocks[points[b]].best for b in at_init]
+        names = dict.fromkeys(family.name for family in best if family)
         case.labels += [f"AT-INIT({name})" for name in names]
         _init_evidence(result, bound, case, quantised)
     elif touched:
         _partly_lines(scan, touched, case)
-        _moved_evidence(scan, result, others, case)
+        _moved_evidence(scan, result, home, others, case)
     elif at_init:
         moved = [points[b] for b in others]
         case.labels.append(f"PARTLY-TRAINED({', '.join(moved)})")
         case.where["points"] = moved
         case.evidence.append(f"untouched ({home.name}): {', '.join(points[b] for b in at_init)}")
-        _moved_evidence(scan, result, others, case)
+        _moved_evidence(scan, result, home, others, case)
     else:
         size = _size(scan, home)
         shown_size = f"{size:.3g}" if size >= SMALLEST_SIZE else f"<{SMALLEST_SIZE}"
         case.labels.append(f"MOVED-FROM-INIT({shown_size})")
-        _moved_evidence(scan, result, others, case)
+        _moved_evidence(scan, result, home, others, case)
 
 
 def _size(scan: Scan, home: Family) -> float:
@@ -223,6 +224,8 @@ def _size(scan: Scan, home: Family) -> float:
 
 def _init_evidence(result: Judgement, bound: float, case: _Case, quantised: bool) -> None:
     for point, finding in result.blocks.items():
+        if finding.best is None:
+            continue
         best = finding.fits[finding.best.name]
         cells = f", distance {best.distance:.4f} (sampling alone {best.noise:.4f})" if not quantised else ""
         case.evidence.append(f"{point}: std over {best.family.name}'s {best.std_ratio:.5f}{cells}")
@@ -233,8 +236,7 @@ def _init_evidence(result: Judgement, bound: float, case: _Case, quantised: bool
         case.evidence.append(f"also passes: {', '.join(alike)}")
 
 
-def _moved_evidence(scan: Scan, result: Judgement, others: list[int], case: _Case) -> None:
-    home = result.home
+def _moved_evidence(scan: Scan, result: Judgement, home: Family, others: list[int], case: _Case) -> None:
     sizes = {update.point: update for update in result.updates}
     for b in others:
         point = scan.layout.points[b]

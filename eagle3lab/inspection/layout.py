@@ -131,7 +131,7 @@ class FcLayout:
     def scale_of(self, rows: slice, columns: slice) -> np.ndarray:
         """Factors of a region, broadcastable to it."""
         if self.scale is None or self.scale.ndim == 0:
-            return np.float32(1) if self.scale is None else self.scale
+            return np.ones((), dtype=np.float32) if self.scale is None else self.scale
         if self.scale.shape[1] == 1:
             return self.scale[rows]
         r, c = (-(-n // m) for n, m in zip(self.shape, self.scale.shape, strict=True))
@@ -262,10 +262,10 @@ def _join(
     parts: list[Tensor], expected: tuple[int, int] | None, notes: list[str]
 ) -> tuple[tuple[int, int], list[Part]]:
     """Place parts of the same name: replicated, or cut along rows or columns."""
-    shape = parts[0].shape
+    shape: tuple[int, int] = (parts[0].shape[0], parts[0].shape[1])
     if len(parts) == 1:
         return shape, [Part(parts[0])]
-    if any(part.shape != shape or part.dtype != parts[0].dtype for part in parts):
+    if any(tuple(part.shape) != shape or part.dtype != parts[0].dtype for part in parts):
         raise CheckpointError(
             f"{parts[0].name} is in {len(parts)} files with shapes {sorted({part.shape for part in parts})}",
             rule="tensor-parallel shards have one shape", fix="give one .safetensors file",
@@ -310,7 +310,7 @@ def _scale(checkpoint: Checkpoint, layout: FcLayout) -> np.ndarray | None:
     tensor = checkpoint[name]
     factors = to_float32(np.array(tensor.raw()), tensor.dtype)
     if factors.size == 1:
-        return np.float32(factors.reshape(())[()])
+        return factors.reshape(()).astype(np.float32)
     by_row = factors.size == layout.shape[0]
     if layout.transposed or not (by_row or factors.ndim == 2):
         raise CheckpointError(f"{name} is {list(tensor.shape)}", rule="one factor, one a row, or one a square block")

@@ -56,13 +56,19 @@ class Moments:
         return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in asdict(self).items()}
 
 
+def empty_moments(*, nan: int, inf: int) -> Moments:
+    """Of no finite entry: all unknown."""
+    fields = ("mean", "mean_se", "std", "std_se", "skew", "kurtosis", "kurtosis_se", "low", "high")
+    return Moments(n=0, zeros=0, nan=nan, inf=inf, **dict.fromkeys(fields, math.nan))
+
+
 def moments(values: np.ndarray, counts: np.ndarray, *, nan: int = 0, inf: int = 0) -> Moments:
     """Moments of `values` float64 [G] occurring `counts` [G] times. Exact up to float64 rounding."""
     present = counts > 0
     v, c = values[present], counts[present].astype(np.float64)
     n = int(counts.sum())
     if n == 0:
-        return Moments(0, *([math.nan] * 9), zeros=0, nan=nan, inf=inf)
+        return empty_moments(nan=nan, inf=inf)
     low, high, zeros = float(v.min()), float(v.max()), int(counts[values == 0].sum())
     # Work in units of the largest magnitude: fourth powers of 1e-30 weights would otherwise underflow.
     unit = max(abs(low), abs(high))
@@ -157,7 +163,7 @@ class PowerSums:
     def moments(self) -> Moments:
         """The moments of everything added."""
         if self.n == 0 or self.pivot is None:
-            return Moments(0, *([math.nan] * 9), zeros=0, nan=self.nan, inf=self.inf)
+            return empty_moments(nan=self.nan, inf=self.inf)
         if self.low == self.high:
             return Moments(
                 self.n, self.low, 0.0, 0.0, 0.0, math.nan, math.nan, math.nan,

@@ -34,7 +34,7 @@ class AxisSums:
     @classmethod
     def zeros(cls, shape: tuple[int, ...]) -> AxisSums:
         """Empty sums."""
-        return cls(*(np.zeros(shape) for _ in range(4)), count=np.zeros(shape, dtype=np.int64))
+        return cls(*(np.zeros(shape, dtype=kind) for kind in (*[np.float64] * 4, np.int64)))
 
     def add(self, at: tuple[slice, ...] | slice, sums: list[np.ndarray], peak: np.ndarray, count: int) -> None:
         """Add one tile's sums at `at`."""
@@ -72,7 +72,7 @@ class Scan:
     columns: AxisSums
     wide: list[PowerSums] = field(default_factory=list)
     scale: float = 1.0
-    diagonal: np.ndarray | None = None
+    diagonal: np.ndarray = field(default_factory=lambda: np.zeros((0, 0), dtype=np.float32))
     narrow_entries: int = 0
 
     @property

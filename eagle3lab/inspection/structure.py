@@ -65,8 +65,8 @@ def shown(items: list[int], most: int = 12) -> str:
 @np.errstate(invalid="ignore", over="ignore")
 def find_structure(scan: Scan) -> Structure:
     """Look at every row and column of a scanned fc whose entries are finite."""
-    rows = AxisSums(*(getattr(scan.rows, n).sum(axis=1) for n in ("first", "second", "fourth")),
-                    peak=scan.rows.peak.max(axis=1), count=scan.rows.count.sum(axis=1))  # fmt: skip
+    rows = AxisSums(scan.rows.first.sum(axis=1), scan.rows.second.sum(axis=1), scan.rows.fourth.sum(axis=1),
+                    scan.rows.peak.max(axis=1), scan.rows.count.sum(axis=1))  # fmt: skip
     return Structure(_axis(scan.layout, rows, axis=0), _axis(scan.layout, scan.columns, axis=1))
 
 

@@ -19,7 +19,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", "--", "-.", ":")
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
-_RC: dict[str, Any] = {
+_RC: dict[Any, Any] = {
     "figure.dpi": 110,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",

@@ -119,7 +119,7 @@ class LabKernelManager(AsyncKernelManager):
             metadata={"debugger": False},
         )
 
-    async def cleanup_resources(self, restart: bool = False) -> None:
+    async def cleanup_resources(self, restart: bool = False) -> None:  # type: ignore[override]  # run_sync has no type
         """Also removes the socket folder."""
         await super()._async_cleanup_resources(restart=restart)
         if not restart:

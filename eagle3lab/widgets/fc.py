@@ -158,8 +158,9 @@ def fc_widget(browser: Browser, *, show: Callable[[Any], None] | None = None) ->
     import ipywidgets as w
 
     if show is None:
-        from IPython.display import display as show
+        from IPython.display import display
 
+        show = display
     first = browser.first
     tensor = w.Dropdown(options=browser.tensors, value=first.tensor, description="tensor")
     block = w.ToggleButtons(options=browser.blocks(first.tensor), value=first.block, description="point")
@@ -167,12 +168,14 @@ def fc_widget(browser: Browser, *, show: Callable[[Any], None] | None = None) ->
     compare = w.Checkbox(value=first.compare, description="compare", disabled=not browser.can_compare)
     place = w.Output()
 
+    picture = show
+
     def draw(_: Any = None) -> None:
         choice = Choice(tensor.value, block.value, log.value, compare.value)
         place.clear_output(wait=True)
         with place:
             try:
-                show(static_twin(browser, choice))
+                picture(static_twin(browser, choice))
             except Eagle3LabError as error:
                 print(error)
 

@@ -49,10 +49,10 @@ def _one(report: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"accept length {stated:g} does not follow from its counts: {counts.accept_length:.4g}"
         yield error("accept_length", text, actual=stated, needed=counts.accept_length)
     interval = report.get("accept_length_interval")
-    ends = [real(end) for end in interval] if isinstance(interval, list) else []
-    if stated is not None and len(ends) == 2 and None not in ends and not ends[0] <= stated <= ends[1]:
+    low, high = map(real, interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
+    if stated is not None and low is not None and high is not None and not low <= stated <= high:
         yield error(
-            "accept_length_interval", f"the interval {ends} leaves out its own estimate {stated:g}", actual=ends
+            "accept_length_interval", f"the interval {interval} leaves out its own estimate {stated:g}", actual=interval
         )
     if report.get("lossless") is False:
         text = "the text differs from plain decoding, so this is no speculative decoding of the target"

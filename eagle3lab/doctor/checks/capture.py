@@ -84,7 +84,11 @@ def chunked_prefill(facts: Facts) -> Iterator[Finding]:
     prompts = prompt_lengths(facts)
     returned = [last_chunk(length, size) for length in prompts]
     cut = [(length, rows) for length, rows in zip(prompts, returned, strict=True) if rows < length]
-    evidence = {"value": size, "rows_returned": returned, "rule": "only the rows of the last chunk come back"}
+    evidence: dict[str, Any] = {
+        "value": size,
+        "rows_returned": returned,
+        "rule": "only the rows of the last chunk come back",
+    }
     if cut:
         lost = sum(length - rows for length, rows in cut)
         text = f"{CHUNK} {size}: {len(cut)} of {len(prompts)} prompts are longer, {lost} rows are lost"
@@ -188,7 +192,7 @@ def generated_rows(facts: Facts) -> Iterator[Finding]:
                    expected_rows=expected, rule="prompt rows + completion rows - 1")  # fmt: skip
         return
     text = f"{held} rows, needed {expected}: {prompt} prompt + {reply} reply tokens - 1"
-    missing = {"missing": expected - held} if held < expected else {"extra": held - expected}
+    missing: dict[str, Any] = {"missing": expected - held} if held < expected else {"extra": held - expected}
     yield error("hidden_rows", text, actual=held, expected_rows=expected, **missing)
 
 

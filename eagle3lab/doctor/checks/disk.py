@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,7 @@ def disk(facts: Facts) -> Iterator[Finding]:
     per_token = hidden * (points + bool(facts.get("with_last"))) * DTYPE_BYTES[dtype]
     each, total = per_token * tokens, per_token * tokens * conversations
     free = whole(facts.get("disk_free_bytes"))
-    evidence = {
+    evidence: dict[str, Any] = {
         "bytes_per_token": per_token,
         "bytes_per_conversation": each,
         "mib_per_conversation": each / 1024**2,

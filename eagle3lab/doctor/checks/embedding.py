@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -124,7 +125,7 @@ def embedding_differs(facts: Facts) -> Iterator[Finding]:
     if seen.not_finite:
         text = f"embed_tokens of draft or target holds NaN or infinity in {seen.not_finite} of {rows} rows{sampled}"
         yield error("embed_tokens.weight", text, rows=rows, not_finite=seen.not_finite)
-    numbers = {
+    numbers: dict[str, Any] = {
         "rows": rows,
         "rows_equal": f"{equal}/{rows}",
         "rows_equal_within_bf16": close,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lab.doctor.captured import IDS_KEY, NESTED, PLACES, TOP, View, meant, misspelt_lists, views
+from eagle3lab.doctor.captured import NESTED, PLACES, TOP, View, meant, misspelt_lists, views
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import draft_of, id_list, target_of
+from eagle3lab.doctor.views import IDS_KEY, draft_of, id_list, target_of
 
 
 @check(

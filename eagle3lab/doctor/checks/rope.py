@@ -44,7 +44,8 @@ def _shown(rope: Rope) -> dict[str, Any] | None:
 )
 def rope_conversion(facts: Facts) -> Iterator[Finding]:
     """Compare effective settings, whatever the spelling."""
-    source, converted = facts.mapping("source_config"), facts.mapping("converted_config")
+    source: Mapping[str, Any] = facts.mapping("source_config")
+    converted: Mapping[str, Any] = facts.mapping("converted_config")
     source = mapping(source.get("transformer_layer_config")) or mapping(source.get("text_config")) or source
     converted = mapping(converted.get("transformer_layer_config")) or mapping(converted.get("text_config")) or converted
     before, after = rope_of(source), rope_of(converted)

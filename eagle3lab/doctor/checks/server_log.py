@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from eagle3lab.acceptance.sources import GAUGE_INTERVAL
 from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, judged
@@ -41,7 +42,7 @@ def _gauges(log: ServerLog) -> Finding:
     lengths = [one.accept_length for one in log.gauges]
     rates = [one.accept_rate for one in log.gauges if one.accept_rate is not None]
     mean = sum(lengths) / len(lengths)
-    evidence = {
+    evidence: dict[str, Any] = {
         "accept_length": mean,
         "accept_rate": sum(rates) / len(rates) if rates else None,
         "lowest": min(lengths),

@@ -118,7 +118,7 @@ def norm_position(facts: Facts) -> Iterator[Finding]:
         return
     after = abs(size - 1) < 0.05
     says_after = declared.startswith(("post", "after"))
-    evidence = {"rms": size, "declared": declared}
+    evidence: dict[str, Any] = {"rms": size, "declared": declared}
     if after == says_after:
         yield info("last", f"last stands {'after' if after else 'before'} the final norm, as declared", **evidence)
         return

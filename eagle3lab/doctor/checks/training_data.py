@@ -110,7 +110,12 @@ def _no_header(facts: Facts, sample: Sample) -> Finding:
     other = hits(sample.text)
     asked = str(facts.get("template") or (sample.template.name if sample.template else "the header"))[:40]
     suggest = max(other, key=lambda name: other[name], default=None)
-    evidence = {"supervised": 0, "header_found": 0, "hits": {asked: 0, **other}, "loss": "undefined (0 tokens)"}
+    evidence: dict[str, Any] = {
+        "supervised": 0,
+        "header_found": 0,
+        "hits": {asked: 0, **other},
+        "loss": "undefined (0 tokens)",
+    }
     if suggest is not None and sample.template and suggest == sample.template.name:
         text = f"no supervised token: assistant_header is found 0 times as it is written, the text is {suggest}"
         return error("assistant_header", text, actual=facts.get("assistant_header"), suggest=suggest, **evidence)
@@ -185,7 +190,7 @@ def share(facts: Facts) -> Iterator[Finding]:
         return
     empty = [index for index, count in enumerate(counts) if not count]
     usable = len(counts) - len(empty)
-    evidence = {
+    evidence: dict[str, Any] = {
         "usable": f"{usable}/{len(counts)}",
         "dropped_share": len(empty) / len(counts),
         "supervised": sum(count or 0 for count in counts),

@@ -124,8 +124,7 @@ def losses(facts: Facts) -> Iterator[Finding]:
     straight = [real(value) for value in facts.get("losses_straight") or []]
     resumed = [real(value) for value in facts.get("losses_resumed") or []]
     for step, (one, other) in enumerate(zip(straight, resumed, strict=False), 1):
-        both = one is not None and other is not None
-        if one == other or (both and abs(one - other) <= SAME_LOSS * abs(one)):
+        if one == other or (one is not None and other is not None and abs(one - other) <= SAME_LOSS * abs(one)):
             continue
         said = ["not finite" if value is None else f"{value:g}" for value in (one, other)]
         text = f"resumed run leaves the straight run at step {step}: {said[0]} against {said[1]}"

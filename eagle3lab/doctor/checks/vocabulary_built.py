@@ -31,7 +31,7 @@ def vocab_coverage(facts: Facts) -> Iterator[Finding]:
     size = len(targets)
     first_ids = size < seen.vocab and seen.d2t is not None and not seen.d2t.any()
     counts = _counts(facts)
-    text, numbers = "", {}
+    text, numbers = "", dict[str, Any]()
     if counts:
         total = sum(counts.values())
         kept = set(targets.tolist())

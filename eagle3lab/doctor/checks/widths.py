@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
@@ -34,7 +35,13 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
     hidden, state = draft.hidden, draft.target_hidden(target)
     ids = draft.nested_ids or draft.top_ids or draft.given_ids
     states = draft.states
-    told = {"fc_in": fc_in, "shape": shape, "aux": states, "target_hidden": state, "draft_hidden": hidden}
+    told: dict[str, Any] = {
+        "fc_in": fc_in,
+        "shape": shape,
+        "aux": states,
+        "target_hidden": state,
+        "draft_hidden": hidden,
+    }
     if hidden and rows != hidden:
         turned = " (transposed)" if state and [fc_in, rows] == [hidden, states * state] else ""
         text = f"fc.weight is {shape}{turned}: {rows} rows, hidden_size is {hidden}"
