@@ -2,6 +2,7 @@
 #
 # Each lives in .venvs/NAME (VENVS=FOLDER moves them) and is stamped with a hash of what determines it, so a second call
 # does nothing. What cannot be installed here is one line on standard output, `NOT RUN: NAME, REASON`, and exit code 3.
+# What was installed and does not work is `FAILED: NAME, REASON` and exit code 1.
 #
 #   PYTHON       interpreter for the new environments (default: the one of .venv, else python3)
 #   TORCH_INDEX  index of PyTorch's own builds, for a CPU build where the default would bring CUDA (see README)
@@ -54,8 +55,10 @@ venv_pip() {  # NAME ARGUMENTS...
             rm -f "$log"
             return 0
         fi
-        # A version that does not exist does not appear by waiting.
-        if grep -q -E 'No matching distribution|ResolutionImpossible' "$log"; then break; fi
+        # A version that does not exist does not appear by waiting; an index that was not reached also has "no matching
+        # distribution", after lines that say so.
+        if grep -q -E 'No matching distribution|ResolutionImpossible' "$log" &&
+            ! grep -q -i -E 'retrying|connection|timed out|temporary failure' "$log"; then break; fi
         if [ "$try" -lt 3 ]; then sleep $((5 * try)); fi
     done
     reason=$(grep -E '^ERROR' "$log" | tail -1 | cut -c1-200)
@@ -76,8 +79,8 @@ venv_done() {  # NAME STAMP PYTHON-CODE
     local said
     if ! said=$("$VENVS/$1/bin/python" -c "$3" 2>&1); then
         echo "$said" >&2
-        not_run "$1" "installed, but $(tail -1 <<<"$said" | cut -c1-200)"
-        return 3
+        echo "FAILED: $1, installed, but $(tail -1 <<<"$said" | cut -c1-200)"
+        return 1
     fi
     touch "$2"
     echo "install: $1 ready in $VENVS/$1 ($(tail -1 <<<"$said"))"

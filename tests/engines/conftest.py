@@ -1,13 +1,19 @@
-"""Target, drafter, prompts and our own decoding: made once a session, used by both engines."""
+"""Target, drafter and prompts: made once a session, used by both engines."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import eagle3lab
+from eagle3lab.core.files import build_folder
+from eagle3lab.core.hashes import sha256_json
+from eagle3lab.core.paths import cache_folder, data_folder
 from eagle3lab.corpus.build import held_out
 from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.drafter.checkpoint import load_drafter
@@ -16,10 +22,9 @@ from eagle3lab.runs.directory import Run
 from eagle3lab.steps.capture import capture_states
 from eagle3lab.steps.corpus import prepare_corpus
 from eagle3lab.steps.train import train_drafter
-from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import load_profile
-from tests.engines.ours import Reply, decode
 
 K = 3
 PROMPTS = int(os.environ.get("EAGLE3LAB_ENGINE_PROMPTS", "20"))
@@ -31,7 +36,7 @@ SMALL = {"train_samples": 400, "train_steps": 100, "batch_tokens": 768, "draft_v
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What every engine is given, and what we make of it."""
+    """What every engine is given."""
 
     target: Target
     target_folder: Path
@@ -39,30 +44,47 @@ class Bench:
     drafter_folder: Path
     prompts: list[list[int]]
     names: list[str]
-    ours: list[Reply]
+
+
+CODE = ("corpus", "capture", "drafter", "training")
+"""Folders of the package that decide what a trained drafter is."""
 
 
 @pytest.fixture(scope="session")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """The embedded target, a drafter (EAGLE3LAB_ENGINE_DRAFTER, or trained here), and our decoding of the prompts."""
-    profile = load_profile("smollm2")
-    folder = fetched_folder(profile)
+def target_folder() -> Path:
+    """The embedded target as a checkpoint."""
+    folder = fetched_folder(load_profile("smollm2"))
     if not folder.is_dir():
         pytest.skip("the embedded target is not fetched: make fetch")
-    given = os.environ.get("EAGLE3LAB_ENGINE_DRAFTER")
-    if given:
-        drafter_folder = Path(given)
-    else:
-        run = Run.create(
-            "smollm2", "quick", dict(SMALL), seed=0, folder=tmp_path_factory.mktemp("runs"), slug="engines"
-        )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def drafter_folder(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """EAGLE3LAB_ENGINE_DRAFTER, else one trained here; kept in data/cache under a hash of all that decides it."""
+    if given := os.environ.get("EAGLE3LAB_ENGINE_DRAFTER"):
+        return Path(given).absolute()
+    package = Path(eagle3lab.__file__).parent
+    files = [path for name in CODE for path in (package / name).rglob("*.py")]
+    files += [path for path in (data_folder() / "replies").rglob("*") if path.is_file()]
+    contents = sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files)
+    key = sha256_json({"amounts": SMALL, "target": weight_hash(target_folder), "files": contents})[:16]
+
+    def train(folder: Path) -> None:
+        run = Run.create("smollm2", "quick", dict(SMALL), seed=0, folder=tmp_path_factory.mktemp("runs"))
         prepare_corpus(run)
         capture_states(run)
         train_drafter(run)
-        drafter_folder = run.drafter
-    target = load_target(folder, dtype="float32")
+        shutil.copytree(run.drafter, folder, dirs_exist_ok=True)
+
+    return build_folder(cache_folder() / "engines" / key, train)
+
+
+@pytest.fixture(scope="session")
+def bench(target_folder: Path, drafter_folder: Path) -> Bench:
+    """Target, drafter and prompts."""
+    target = load_target(target_folder, dtype="float32")
     drafter = load_drafter(drafter_folder, target.embedding.weight)
     chosen = held_out("fresh")[:PROMPTS]
     prompts = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in chosen]
-    ours = decode(target, drafter, prompts, k=K, max_new_tokens=MAX_NEW_TOKENS)
-    return Bench(target, folder, drafter, drafter_folder, prompts, [p.id for p in chosen], ours)
+    return Bench(target, target_folder, drafter, drafter_folder, prompts, [p.id for p in chosen])

@@ -1,8 +1,9 @@
 """Greedy decoding by SGLang on a CPU, in its own environment: python sglang_decode.py FOLDER
 
 Reads FOLDER/request.json: target, draft (or null), algorithm (EAGLE3, EAGLE or null), k, prompts (token ids),
-max_new_tokens. Writes FOLDER/answer.json: of each prompt its tokens, meta_info (acceptance counters and histogram) and
-the size of the text after every verify step. Drafting runs in Triton's interpreter; see scripts/install_sglang.sh.
+max_new_tokens. Writes FOLDER/answer.json: of each prompt its tokens, meta_info (acceptance counters and histogram), the
+size of the text after every verify step, and what each step proposed. The drafter runs in Triton's interpreter; see
+scripts/install_sglang.sh.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ def options(request: dict) -> dict:
         "model_path": request["target"],
         "device": "cpu",
         "dtype": "float32",
+        "attention_backend": "torch_native",
         "host": "127.0.0.1",
         "disable_overlap_schedule": True,
         "disable_radix_cache": True,
@@ -32,15 +34,33 @@ def options(request: dict) -> dict:
         "log_level": "warning",
     }
     if request["draft"] is None:
-        return common | {"attention_backend": "torch_native"}
+        return common
     return common | {
-        "attention_backend": "triton",
+        "speculative_draft_attention_backend": "triton",
         "speculative_algorithm": request["algorithm"],
         "speculative_draft_model_path": request["draft"],
         "speculative_num_steps": request["k"],
         "speculative_eagle_topk": 1,
         "speculative_num_draft_tokens": request["k"] + 1,
     }
+
+
+def record_steps(file: Path) -> list[dict]:
+    """The hook of sglang_steps.py on the target's logits processor; the drafter's has no verify pass."""
+    return [
+        {
+            "name": "verify-steps",
+            "target_modules": ["logits_processor"],
+            "hook_factory": "sglang_steps:create",
+            "config": {"file": str(file)},
+        }
+    ]
+
+
+def steps_of(file: Path, request: str) -> list[dict]:
+    """Noted steps of one request."""
+    noted = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [{"drafts": step["drafts"], "choices": step["choices"]} for step in noted if step["rid"] == request]
 
 
 def main(folder: Path) -> None:
@@ -51,8 +71,8 @@ def main(folder: Path) -> None:
     import sglang
     import torch
 
-    arguments = options(request)
-    engine = sglang.Engine(**arguments)
+    arguments, noted = options(request), folder / "steps.jsonl"
+    engine = sglang.Engine(**arguments, forward_hooks=record_steps(noted))
     answer = {
         "engine": "sglang",
         "version": sglang.__version__,
@@ -62,16 +82,17 @@ def main(folder: Path) -> None:
         "replies": [],
     }
     sampling = {"temperature": 0.0, "max_new_tokens": request["max_new_tokens"]}
-    for ids in request["prompts"]:
+    for number, ids in enumerate(request["prompts"]):
         started = time.monotonic()
         sizes, last = [], None
-        for last in engine.generate(input_ids=ids, sampling_params=sampling, stream=True):
+        for last in engine.generate(input_ids=ids, sampling_params=sampling, stream=True, rid=f"prompt-{number}"):
             sizes.append(last["meta_info"]["completion_tokens"])
         answer["replies"].append(
             {
                 "tokens": list(last["output_ids"]),
                 "meta_info": {k: v for k, v in last["meta_info"].items() if isinstance(v, int | float | str | list)},
                 "sizes": sizes,
+                "steps": steps_of(noted, f"prompt-{number}"),
                 "seconds": round(time.monotonic() - started, 1),
             }
         )
