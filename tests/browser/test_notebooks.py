@@ -1,0 +1,77 @@
+"""04 and 05 in a real JupyterLab: all cells run, widgets move, figures change, no error shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from conftest import SCREENSHOTS
+from jupyter import Lab, Seen, open_and_run
+
+WIDGET = ".jp-OutputArea-output .widget-vbox"
+
+
+def finished(seen: Seen) -> None:
+    assert seen.errors() == []
+    assert all(one.strip().strip("[]:").isdigit() for one in seen.counts()), seen.counts()
+
+
+def change(seen: Seen, act: Any) -> list[str]:
+    """Figures of the widget after `act()`, which must have changed."""
+    before = seen.images(WIDGET)
+    act()
+    for _ in range(60):
+        seen.page.wait_for_timeout(500)
+        after = seen.images(WIDGET)
+        if after and after != before:
+            return after
+    raise AssertionError("the figure did not change")
+
+
+def test_inspect_fc(page: Any, lab: Lab) -> None:
+    seen = open_and_run(page, lab, "04_inspect_fc.ipynb", seconds=300)
+    seen.screenshot(SCREENSHOTS / "04_light.png")
+    finished(seen)
+    assert len(seen.images()) >= 4 and len(seen.images(WIDGET)) == 1
+
+    buttons = page.locator(f"{WIDGET} .widget-toggle-button")
+    assert buttons.count() == 4, buttons.all_inner_texts()  # all, and the three points
+    shown = {change(seen, lambda: buttons.nth(1).click())[0]}
+    shown.add(change(seen, lambda: buttons.nth(3).click())[0])
+    boxes = page.locator(f"{WIDGET} .widget-checkbox input")
+    shown.add(change(seen, lambda: boxes.nth(0).click())[0])  # log scale
+    if boxes.nth(1).is_enabled():
+        shown.add(change(seen, lambda: boxes.nth(1).click())[0])  # compare
+    menu = page.locator(f"{WIDGET} .widget-dropdown select")
+    names = menu.locator("option").all_inner_texts()
+    shown.add(change(seen, lambda: menu.select_option(names[-1]))[0])  # a tensor without points
+    assert len(shown) >= 4 and buttons.count() == 1
+    page.locator(WIDGET).first.screenshot(path=str(SCREENSHOTS / "04_widget.png"))
+    finished(seen)
+
+    page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
+    page.hover(".lm-Menu-itemLabel:text-is('Theme')")
+    page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
+    page.wait_for_selector("body[data-jp-theme-light='false']")
+    seen.screenshot(SCREENSHOTS / "04_dark.png")
+
+
+def test_measure_acceptance(page: Any, lab: Lab) -> None:
+    seen = open_and_run(page, lab, "05_measure_acceptance.ipynb", seconds=540)
+    seen.screenshot(SCREENSHOTS / "05_light.png")
+    finished(seen)
+    assert len(seen.images()) >= 2
+    text = page.inner_text(".jp-Notebook")
+    assert "Accept length" in text or "accept length" in text
+
+
+def test_an_error_in_a_cell_is_seen(page: Any, lab: Lab) -> None:
+    """The same eyes on a notebook that fails: without this, "no error shows" could be blindness."""
+    import nbformat
+
+    broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    broken.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(broken, lab.folder / "broken.ipynb")
+    seen = open_and_run(page, lab, "broken.ipynb", seconds=60)
+    with pytest.raises(AssertionError, match="ZeroDivisionError"):
+        finished(seen)
