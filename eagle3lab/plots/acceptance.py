@@ -79,8 +79,8 @@ def accept_lengths(rows: Sequence[Mapping[str, Any]]) -> Plot:
             )
         axis.axvline(1.0, color="#4D4D4D", linewidth=0.8)
         axis.set_yticks(range(len(shown)), [row["name"] for row in shown])
-        axis.invert_yaxis()
-        axis.margins(x=0.08, y=0.12)
+        axis.margins(x=0.08)
+        axis.set_ylim(len(shown) - 0.4, -0.8)
         axis.set(title="Accept length (bonus token in)", xlabel="tokens per verify step; 1 = no draft was accepted")
     alt = "Accept lengths. " + "; ".join(
         f"{row['name']} {row['accept_length']:.2f}"

@@ -76,12 +76,17 @@ def fc_trajectory(rows: Sequence[Mapping[str, Any]]) -> Plot:
     with styled():
         figure, (axis,) = new_figure(height=3.4)
         for index, point in enumerate(points):
-            chosen = [row for row in rows if row["point"] == point]
+            # A block that starts near zero moves by hundreds of times its size: logarithmic, without the start (0).
+            chosen = [row for row in rows if row["point"] == point and row["moved"]]
             steps, moved = [row["step"] for row in chosen], [row["moved"] for row in chosen]
             axis.plot(steps, moved, label=f"point {point}", **line_style(index))
-        axis.set_xscale("symlog", linthresh=1)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
         axis.set(title="How far fc moved", xlabel="optimiser step", ylabel="change / size at the start")
         axis.legend()
     last = max(row["step"] for row in rows)
-    told = ", ".join(f"{row['moved']:.1%} at point {row['point']}" for row in rows if row["step"] == last)
-    return Plot(figure, list(rows), "How far fc moved", f"Change of fc by point after {last} steps: {told}.")
+    ends = {row["point"]: row["moved"] for row in rows if row["step"] == last}
+    told = ", ".join(f"{'unknown' if m is None else f'{m:.3g}'} at point {point}" for point, m in ends.items())
+    return Plot(
+        figure, list(rows), "How far fc moved", f"Change of fc after {last} steps, over its size at the start: {told}."
+    )
