@@ -6,7 +6,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install fetch run test test-unit test-notebooks test-engines test-all lint figures
+.PHONY: help install fetch run test test-unit test-notebooks test-browser test-engines test-all lint docs figures
 
 VENV ?= .venv
 PROFILE ?= smollm2
@@ -17,9 +17,12 @@ export VENV
 BIN := $(VENV)/bin
 NOTEBOOK_TIMEOUT ?= 600
 
+# $(call extra,MODULE,EXTRA): what only one target needs is installed when that target is asked for.
+extra = $(BIN)/python -c 'import $(1)' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints/lab.txt -e '.[$(2)]'
+
 help:
 	@sed -n 's/^# \?//p' Makefile | head -4
-	@echo 'others       install fetch test-unit test-notebooks test-engines test-all lint figures'
+	@echo 'others       install fetch test-unit test-notebooks test-browser test-engines test-all lint docs figures'
 
 install:
 	@scripts/install.sh
@@ -39,6 +42,11 @@ test-unit: install
 test-notebooks: install fetch
 	@EAGLE3LAB_BATCH=1 MPLBACKEND=agg $(BIN)/python -m pytest --nbmake --nbmake-timeout=$(NOTEBOOK_TIMEOUT) --durations=0 notebooks
 
+# JupyterLab in Debian's Chromium (apt-get install chromium); screenshots in build/screenshots. Skips say why.
+test-browser: install fetch
+	@$(call extra,playwright,browser)
+	@$(BIN)/python -m pytest -rs tests/browser $(PYTEST_ARGS)
+
 test-engines: install
 	@if [ -x scripts/test_engines.sh ]; then scripts/test_engines.sh; \
 	else $(BIN)/python -m pytest tests/engines $(PYTEST_ARGS); fi
@@ -52,7 +60,13 @@ test-all: install
 lint: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
 	@$(BIN)/nbstripout --verify notebooks/*.ipynb
+
+docs: install
+	@$(call extra,mkdocstrings,docs)
+	@$(BIN)/python -m mkdocs build --quiet
+	@echo 'docs: build/site/index.html'
 
 figures: install
 	@$(BIN)/python scripts/export_figures.py $(RUN)

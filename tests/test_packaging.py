@@ -15,6 +15,8 @@ from eagle3lab.core.paths import repository
 ROOT = repository()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+TESTED = ("lab", "dev", "docs", "browser")
+"""Extras whose exact versions constraints/lab.txt holds."""
 
 
 def canonical(requirement: str) -> str:
@@ -45,7 +47,7 @@ def test_metadata_has_lower_bounds_only() -> None:
 
 def test_every_requirement_is_pinned_and_its_pin_is_allowed() -> None:
     found = pins()
-    for requirement in [*PROJECT["dependencies"], *EXTRAS["lab"], *EXTRAS["dev"]]:
+    for requirement in [*PROJECT["dependencies"], *(one for extra in TESTED for one in EXTRAS[extra])]:
         name, bound = canonical(requirement), requirement.partition(">=")[2]
         assert name in found, f"{name} is not pinned in constraints/lab.txt"
         assert version(found[name]) >= version(bound), requirement
@@ -66,7 +68,10 @@ def test_a_wrong_python_is_one_line_and_exit_2(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1 and "3.9.2" in done.stderr and "next: make install" in done.stderr
 
 
-@pytest.mark.parametrize("target", ["install", "run", "test", "test-engines", "test-all", "lint", "figures"])
+@pytest.mark.parametrize(
+    "target",
+    ["install", "run", "test", "test-browser", "test-engines", "test-all", "lint", "docs", "figures"],
+)
 def test_the_makefile_has_its_targets(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0 and "scripts/install.sh" in done.stdout
