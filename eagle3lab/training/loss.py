@@ -1,9 +1,10 @@
 """Soft cross-entropy of K TTT steps against the target, with the gradient made in the same pass.
 
 Full logits would be K x M x Vd numbers; here the supervised teacher positions are walked in chunks. In a chunk the
-teacher's probabilities are computed once and shared by all steps (slot t at step k is taught by position t+k+1), the
-drafter's logits live for the chunk only, and loss, hits and gradients are taken from them at once. Gradients are exact.
-`reference_loss` is the plain version for tests.
+teacher's probabilities are computed once and shared by all steps (slot t at step k is taught by position t+k+1). The
+drafter's logits live for the chunk only: one matrix product makes them, blocks of rows that fit in a cache turn them
+into loss, hits and their own gradient in place, and two products carry that on. A teacher position that trains nothing
+and cannot be a hit (out of vocabulary) is left out. Gradients are exact. `reference_loss` is the plain version.
 """
 
 from __future__ import annotations
@@ -14,8 +15,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-CHUNK_ROWS = 256
-"""Teacher positions a chunk: K * 256 rows of Vd logits stay in a laptop's last-level cache."""
+CHUNK_ROWS = 768
+"""Rows (teacher positions x K) of logits alive at a time: enough for a matrix product at full speed."""
+BLOCK_ROWS = 96
+"""Rows of a chunk that are turned from logits into gradients at a time: 96 x Vd float32 stay in a laptop's cache."""
+PANEL_ROWS = 1024
+"""Rows of the head's gradient added to at a time in bf16."""
+ARGMAX_COLUMNS = 128
 
 LossKind = Literal["ce", "kl", "tv", "lk"]
 
@@ -64,67 +70,129 @@ class _FusedLoss(torch.autograd.Function):
         sums: StepSums,
         *hidden: Tensor,
     ) -> Tensor:
-        steps = len(hidden)
-        compute = hidden[0].dtype
+        steps, compute = len(hidden), hidden[0].dtype
         weight, teacher_weight = head.to(compute), teacher_head.to(compute)
-        want_head = head.requires_grad
-        grad_head = torch.zeros_like(head, dtype=torch.float32) if want_head else None
+        grad_head = torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
         grads = [torch.zeros_like(h) for h in hidden]
-        total = torch.zeros((), dtype=torch.float64)
-        for start in range(0, len(supervision.teacher), CHUNK_ROWS):
-            piece = slice(start, start + CHUNK_ROWS)
-            p = (last[supervision.teacher[piece]].to(compute) @ teacher_weight.T).float().div_(temperature).softmax(-1)
-            rows, weights = supervision.rows[:, piece], supervision.weights[:, piece]
-            h = torch.cat([hidden[k][rows[k]] for k in range(steps)])
-            logits = (h @ weight.T).float()
-            size = p.shape[0]
-            best = logits.argmax(-1).view(steps, size)
-            hit = (best == supervision.labels[piece]) & supervision.counted[:, piece]
-            sums.hits += hit.sum(-1)
-            sums.counted += supervision.counted[:, piece].sum(-1)
-            log_z = logits.logsumexp(-1)
-            value, gradient = _pointwise(kind, logits.view(steps, size, -1), log_z.view(steps, size), p, sums, weights)
-            sums.loss += (value * weights).sum(-1).double()
-            total += (value * weights).sum().double()
-            dlogits = gradient.mul_(weights.unsqueeze(-1)).to(compute).flatten(0, 1)
-            dh = dlogits @ weight
-            for k, grad in enumerate(grads):  # a row has one teacher a step, so it is written once
-                used = weights[k] != 0
-                grad[rows[k][used]] = dh[k * size : (k + 1) * size][used]
+        sums.counted += supervision.counted.sum(-1)
+        useful = (supervision.weights != 0) | (supervision.counted & (supervision.labels >= 0))
+        for piece in useful.any(0).nonzero().squeeze(-1).split(max(1, CHUNK_ROWS // steps)):
+            rows = supervision.rows[:, piece]
+            h = torch.stack([hidden[k][rows[k]] for k in range(steps)], 1)
+            logits = torch.mm(h.flatten(0, 1), weight.T).view(len(piece), steps, -1)
+            taught = torch.mm(last[supervision.teacher[piece]].to(compute), teacher_weight.T)
+            _logits_to_gradient(
+                kind,
+                logits,
+                taught,
+                temperature,
+                supervision.weights[:, piece].T,
+                supervision.labels[piece],
+                supervision.counted[:, piece].T,
+                sums,
+            )
             if grad_head is not None:
-                grad_head += dlogits.T @ h
+                _add_product(grad_head, logits.flatten(0, 1), h.flatten(0, 1))
+            dh = torch.mm(logits.flatten(0, 1), weight).view(h.shape)
+            for k, grad in enumerate(grads):  # a row has one teacher a step; an untrained pair adds exactly zero
+                grad.index_add_(0, rows[k], dh[:, k])
         ctx.grad_head, ctx.grads = grad_head, grads
-        return total.float()
+        return sums.loss.sum().float()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        head = ctx.grad_head.mul_(grad) if ctx.grad_head is not None else None
-        return head, None, None, None, None, None, None, *(g.mul_(grad.to(g.dtype)) for g in ctx.grads)
+        head, grads = ctx.grad_head, ctx.grads
+        del ctx.grad_head, ctx.grads  # the engine then takes the tensors as they are instead of copying them
+        if grad.is_cuda or float(grad) != 1.0:  # reading a CUDA scalar would wait for the device
+            head = head.mul_(grad) if head is not None else None
+            grads = [g.mul_(grad.to(g.dtype)) for g in grads]
+        return head, None, None, None, None, None, None, *grads
 
 
-def _pointwise(
-    kind: LossKind, logits: Tensor, log_z: Tensor, p: Tensor, sums: StepSums, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Loss value [K, c] and its gradient by the logits [K, c, Vd] (both before weighting).
+def _add_product(total: Tensor, dlogits: Tensor, h: Tensor) -> None:
+    """total [Vd, H] += dlogits^T h. A lower precision goes by panels of rows, so that no second [Vd, H] is made."""
+    if total.dtype == h.dtype:
+        total.addmm_(dlogits.T, h)
+        return
+    for rows, columns in zip(total.split(PANEL_ROWS), dlogits.split(PANEL_ROWS, 1), strict=True):
+        rows += columns.T @ h
+
+
+def _logits_to_gradient(
+    kind: LossKind,
+    logits: Tensor,
+    taught: Tensor,
+    temperature: float,
+    weights: Tensor,
+    labels: Tensor,
+    counted: Tensor,
+    sums: StepSums,
+) -> None:
+    """Overwrite logits [c, K, Vd] by the weighted loss's gradient by them, and add to the sums.
+
+    taught [c, Vd]: the teacher's logits. weights [c, K], labels [c], counted [c, K]: as in `Supervision`. Arithmetic is
+    float32 whatever the logits' type.
 
     ce: -sum p log q. kl: ce minus the teacher's entropy (same gradient). tv: 1 - sum min(p, q). lk: -log sum min(p, q).
     """
-    log_q = logits.sub_(log_z.unsqueeze(-1))
-    cross = -torch.einsum("kcv,cv->kc", log_q, p)  # log_z - sum p*logit would cancel: 1e-5 of a small loss in fp32
-    q = log_q.exp_()
-    if sums.expected is not None or kind in ("tv", "lk"):
-        overlap = torch.minimum(q, p).sum(-1)
-        if sums.expected is not None:
-            sums.expected += (overlap * (weights > 0)).sum(-1).double()
-    if kind in ("ce", "kl"):
-        value = cross if kind == "ce" else cross + torch.special.xlogy(p, p).sum(-1)
-        return value, q.sub_(p)
-    below = (q < p).to(q.dtype).mul_(q)  # d overlap / d logit_i = q_i [q_i < p_i] - q_i * sum_j q_j [q_j < p_j]
-    slope = q.mul_(below.sum(-1, keepdim=True)).sub_(below)
-    if kind == "tv":
-        return 1 - overlap, slope
-    safe = overlap.clamp_min(1e-6)
-    return -safe.log(), slope.div_(safe.unsqueeze(-1))
+    size, steps, vocabulary = logits.shape
+    block = min(size, max(1, BLOCK_ROWS // steps))
+    room = [
+        logits.new_empty((block, *shape), dtype=torch.float32) for shape in [(steps, vocabulary)] * 2 + [(vocabulary,)]
+    ]
+    for start in range(0, size, block):
+        part = slice(start, min(start + block, size))
+        x, q, p = (buffer[: part.stop - start] for buffer in room)
+        _softmax(p.copy_(taught[part]).div_(temperature), p)
+        w, source = weights[part], logits[part]
+        x.copy_(source)
+        highest, best = _max(x)
+        sums.hits += ((best == labels[part].unsqueeze(-1)) & counted[part]).sum(0)
+        x.sub_(highest.unsqueeze(-1))
+        _softmax(x, q)
+        if sums.expected is not None or kind in ("tv", "lk"):
+            overlap = torch.minimum(q, p.unsqueeze(1)).sum(-1)
+            if sums.expected is not None:
+                sums.expected += (overlap * (w > 0)).sum(0).double()
+        if kind in ("ce", "kl"):
+            # log Z - sum p x, both terms positive after the shift by the highest: nothing cancels
+            value = -q.gather(-1, best.unsqueeze(-1)).squeeze(-1).log() - (p.unsqueeze(1) @ x.transpose(1, 2)).squeeze(
+                1
+            )
+            if kind == "kl":
+                value += torch.special.xlogy(p, p).sum(-1, keepdim=True)
+            slope = torch.sub(q, p.unsqueeze(1), out=x)
+        else:
+            below = torch.lt(q, p.unsqueeze(1), out=x).mul_(q)
+            # d overlap / d logit_i = q_i [q_i < p_i] - q_i * sum_j q_j [q_j < p_j]
+            slope = q.mul_(below.sum(-1, keepdim=True)).sub_(below)
+            value = 1 - overlap
+            if kind == "lk":
+                safe = overlap.clamp_min(1e-6)
+                value = -safe.log()
+                slope.div_(safe.unsqueeze(-1))
+        sums.loss += (value * w).sum(0).double()
+        source.copy_(slope.mul_(w.unsqueeze(-1)))
+
+
+def _softmax(x: Tensor, out: Tensor) -> None:
+    """Softmax over the last axis into `out`, which may be `x`."""
+    torch.ops.aten._softmax.out(x, -1, False, out=out)
+
+
+def _max(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Highest value over the last axis and the first index of it, as `max` gives them.
+
+    PyTorch's CPU kernels are ten times faster without the index, so it is looked up in the first block of columns
+    that holds the highest value.
+    """
+    if x.is_cuda or x.shape[-1] % ARGMAX_COLUMNS:
+        return x.max(-1)
+    blocks = x.unflatten(-1, (-1, ARGMAX_COLUMNS))
+    highest, block = blocks.amax(-1).max(-1)
+    index = block[..., None, None].expand(*block.shape, 1, ARGMAX_COLUMNS)
+    inside = blocks.gather(-2, index).squeeze(-2).argmax(-1)
+    return highest, block * ARGMAX_COLUMNS + inside
 
 
 def ttt_loss(
@@ -151,7 +219,7 @@ def ttt_loss(
     Returns:
         loss (scalar) and the sums per step.
     """
-    zeros = torch.zeros(len(hidden), dtype=torch.float64)
+    zeros = torch.zeros(len(hidden), dtype=torch.float64, device=hidden[0].device)
     sums = StepSums(zeros.clone(), zeros.clone(), zeros.clone(), zeros.clone() if expected else None)
     return _FusedLoss.apply(head, teacher_head, last, supervision, kind, temperature, sums, *hidden), sums
 
