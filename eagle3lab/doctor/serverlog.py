@@ -1,7 +1,7 @@
 """What a server log tells: engine, algorithm in force, layer ids, dropped keys, acceptance. No findings in here.
 
-SGLang prints its settings as `server_args=ServerArgs(name='value', ...)`, vLLM as
-`speculative_config=SpeculativeConfig(method='eagle3', ...)` or `non-default args: {...}`. Lines are cut at
+SGLang 0.5.23 prints its settings as `server_args={'name': 'value', ...}`, older ones as `ServerArgs(name='value')`,
+vLLM as `speculative_config=SpeculativeConfig(method='eagle3', ...)` or `non-default args: {...}`. Lines are cut at
 `LINE_LIMIT` characters; a log is text from outside and nothing in it is trusted to be short or well formed.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
-from eagle3lab.acceptance.sources import Gauge, from_vllm_log, gauges_from_sglang_log
+from eagle3lab.acceptance.sources import GAUGE_INTERVAL, Gauge, from_vllm_log, gauges_from_sglang_log
 
 LINE_LIMIT = 40_000
 KEY_LIMIT = 200
@@ -21,7 +21,7 @@ _SETTING = r"""(?<![\w.]){name}['"]?\s*[=:]\s*(?:'([^']*)'|"([^"]*)"|([\w./:+-]+
 _FLAGS = (
     *("model_path", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps"),
     *("speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map", "attention_backend"),
-    *("speculative_draft_attention_backend", "context_length"),
+    *("speculative_draft_attention_backend", "context_length", "decode_log_interval"),
 )
 _SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
 _VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")
@@ -55,6 +55,7 @@ class ServerLog:
         dropped, missing: parameter names that the loader dropped or left uninitialised.
         gauges: SGLang's readings. counts: vLLM's, None without any. hook_unmatched: a hook matched no module.
         simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
+        interval: forward passes between two of SGLang's lines, as printed, else its default.
     """
 
     engine: str | None
@@ -68,6 +69,7 @@ class ServerLog:
     counts: AcceptanceCounts | None
     hook_unmatched: bool
     simulated: float | None
+    interval: int = GAUGE_INTERVAL
 
 
 def read_log(text: str) -> ServerLog:
@@ -81,6 +83,7 @@ def read_log(text: str) -> ServerLog:
     layers = [match for line in lines if (match := _LAYERS.search(line)) and "Args(" not in line]
     simulated = [float(value) for value in _SIMULATED.findall(short) if float(value) > 0]
     named = settings.get("speculative_algorithm") if sglang else method
+    every = settings.get("decode_log_interval", "")
     return ServerLog(
         engine="sglang" if sglang else "vllm" if vllm else None,
         launch=tuple(_words(settings)),
@@ -93,6 +96,7 @@ def read_log(text: str) -> ServerLog:
         counts=from_vllm_log(short),
         hook_unmatched=any(_NO_HOOK.search(line) for line in lines if "hook" in line.lower()),
         simulated=simulated[-1] if simulated else None,
+        interval=int(every) if re.fullmatch(r"[1-9]\d{0,8}", every, re.ASCII) else GAUGE_INTERVAL,
     )
 
 

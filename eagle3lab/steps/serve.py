@@ -14,7 +14,10 @@ from typing import Any
 
 from eagle3lab.core.errors import ProfileError, ServerError, UsageError
 from eagle3lab.core.paths import cache_folder, repository
+from eagle3lab.doctor.checks.probe import probe_lines
+from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Report
+from eagle3lab.doctor.render import headline
 from eagle3lab.doctor.run import Inputs, collect, diagnose
 from eagle3lab.points import written
 from eagle3lab.steps.plan import drafter_shape
@@ -26,6 +29,7 @@ from eagle3lab.targets.launch import (
     command,
     drafter_arguments,
     expected_report,
+    probe_arguments,
 )
 from eagle3lab.targets.plan import GIB, Fit, fit, parse_memory
 from eagle3lab.targets.profiles import Profile, load_profile
@@ -37,13 +41,17 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch line that passed preflight. `promised` is what `/server_info` must repeat."""
+    """A launch line that passed preflight. `promised` is what `/server_info` must repeat.
+
+    `probed`: the line holds the probe's hook, so the log will tell of the drafter.
+    """
 
     arguments: list[str]
     python: str
     port: int
     promised: dict[str, Any]
     notes: list[str]
+    probed: bool = False
 
     @property
     def exit_code(self) -> int:
@@ -78,6 +86,7 @@ def prepare(
     port: int = 30000,
     python: str = "python3",
     exchange: Path | None = None,
+    probe: bool = False,
     extra: Sequence[str] = (),
 ) -> Launch:
     """Build the launch line and run every check that costs no GPU.
@@ -87,6 +96,7 @@ def prepare(
         algorithm: `--speculative-algorithm`, used with a drafter. steps: drafted tokens a step, default of the profile.
         gpu_memory: of one GPU, such as `96GiB`; sets memory fraction and context.
         exchange: serve for capture, with the hook that shares this folder with `eagle3lab capture --server`.
+        probe: with a drafter, add the hook whose report `serve(probe=True)` and `doctor --log` read.
         python: interpreter of the engine. extra: more options, which win over those built here.
 
     Raises:
@@ -104,6 +114,9 @@ def prepare(
         arguments += drafter_arguments(draft, steps=drafted, algorithm=algorithm)
     if exchange is not None:
         arguments += _capture(chosen, exchange, draft)
+    probed = probe and draft is not None
+    if probe and draft is not None:
+        arguments += probe_arguments(str(Path(draft).absolute()) if Path(draft).is_dir() else draft)
     arguments += extra
     judge = check_arguments(arguments, python=python)
     notes = [f"arguments checked by {judge}", *_notes(chosen, room, draft, path)]
@@ -111,13 +124,15 @@ def prepare(
     _refuse_by_name(draft, promised)
     report = preflight(command(arguments, python=python), chosen, path, draft)
     notes += [f"{finding.severity}: {finding.message}" for finding in report.findings if finding.severity == "warning"]
-    return Launch(arguments, python, port, promised, notes)
+    if probed:
+        notes.append("the probe's hook: this package on the server's PYTHONPATH; its report: doctor --log FILE")
+    return Launch(arguments, python, port, promised, notes, probed)
 
 
 def preflight(words: Sequence[str], profile: Profile, model_path: str, draft: str | None) -> Report:
     """The doctor's checks over the launch line, the environment and the local folders. `ServerError` on any error."""
     local = {"draft": draft, "target": model_path}
-    folders = {flag: value for flag, value in local.items() if value is not None and Path(value).is_dir()}
+    folders: dict[str, Any] = {flag: place for flag, place in local.items() if place and Path(place).is_dir()}
     facts = collect(Inputs(launch=shlex.join(words), engine="sglang", **folders))
     environment = {name: value for name, value in os.environ.items() if name.startswith(("SGLANG_", "CUDA_VISIBLE"))}
     if environment:
@@ -156,10 +171,11 @@ def serve(
     """Start the launch line, wait, compare the server's own report, then stay until it ends or Ctrl-C.
 
     Args:
-        probe: after the comparison generate one token, stop everything and return.
+        probe: after the comparison generate one token, tell what the probe's hook saw, stop everything and return.
 
     Returns:
-        0 after a probe or when the server ended well, 1 when it ended with an error of its own.
+        0 after a probe without an error or when the server ended well; 1 when the probe found an error or did not
+        report, or the server ended with an error of its own.
 
     Raises:
         ServerError: it did not start, is not ready in time, or does not run what was asked.
@@ -168,6 +184,7 @@ def serve(
     path = log or cache_folder() / "logs" / f"serve-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{launch.port}.log"
     env = {name: value for name, value in OFFLINE.items() if name not in os.environ} | importable()
     say(f"log: {path}")
+    before = path.stat().st_size if path.is_file() else 0
     with EngineServer(launch.command, port=launch.port, log=path, env=env, note=say) as server:
         seconds = server.wait_ready(timeout=ready_seconds)
         unknown = check_report(request_json(f"{server.url}/server_info"), launch.promised)
@@ -178,9 +195,29 @@ def serve(
         if probe:
             ask = {"text": "The capital of France is", "sampling_params": {"max_new_tokens": 1, "temperature": 0}}
             answer = request_json(f"{server.url}/generate", ask, timeout=120)
+            code = _tell_probe(_since(path, before), say) if launch.probed else 0
             say(f"one token: {answer.get('text')!r}; stopping")
-            return 0
+            return code
         return 1 if server.wait() else 0
+
+
+def _since(path: Path, size: int) -> str:
+    """What was logged after the first `size` bytes: a log file may hold an earlier start."""
+    with path.open("rb") as handle:
+        handle.seek(size)
+        return handle.read().decode(errors="replace")
+
+
+def _tell_probe(log: str, say: Callable[[str], None]) -> int:
+    """The findings of the probe's lines; 1 when there is an error, or no line of the drafter at all."""
+    if not probe_lines(log, "draft"):
+        say("could not check the drafter because the probe's hook did not report; read the log")
+    facts = Facts()
+    facts.put("log", log, "the server's log")
+    findings = [finding for finding in diagnose(facts).findings if finding.code.startswith("probe-")]
+    for finding in findings:
+        say(f"{finding.severity}: {headline(finding)}")
+    return 0 if probe_lines(log, "draft") and all(finding.severity != "error" for finding in findings) else 1
 
 
 def importable() -> dict[str, str]:

@@ -25,6 +25,7 @@ GRACE_SECONDS = 20.0
 GUARD = Path(__file__).with_name("guard.py")
 _SHARDS = re.compile(r"(\d+)\s*/\s*(\d+)\s*\[")
 """The counter of a progress bar, such as `29/64 [02:10<`."""
+_TIMED = re.compile(r"\[?\d{4}-\d\d-\d\d[ T]|(?:\(\S+ pid=\d+\) )?INFO ")
 _CAUSE = re.compile(r"error|exception|out of memory|refused|killed", re.IGNORECASE)
 # Environment proxies must never see requests to a local server.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -147,13 +148,14 @@ class EngineServer:
             time.sleep(0.25)
 
     def progress(self) -> str:
-        """Loaded shards when the log counts them, else its last line."""
-        tail = self._tail()
-        counts = _SHARDS.findall(tail)
-        if counts:
+        """Loaded shards while the log counts them, else its last line with a time (others are warnings of imports)."""
+        lines = [line.strip() for line in self._tail().splitlines() if line.strip()]
+        told = [line for line in lines if _TIMED.match(line) or _SHARDS.search(line)] or lines
+        if not told:
+            return "no output yet"
+        if counts := _SHARDS.findall(told[-1]):
             return f"{counts[-1][0]} of {counts[-1][1]} shards"
-        lines = [line.strip() for line in tail.splitlines() if line.strip()]
-        return lines[-1][:160] if lines else "no output yet"
+        return told[-1][:160]
 
     def wait(self) -> int:
         """Block until the server ends by itself; returns its exit code."""

@@ -88,6 +88,23 @@ def capture_arguments(layer_ids: Sequence[int], hook: Mapping[str, Any], *, logi
     return [*words, *NO_GRAPHS, "--forward-hooks", json.dumps(hooks)]
 
 
+def probe_arguments(draft: str) -> list[str]:
+    """The hook that reports what the drafter gets and has loaded (`eagle3lab.capture.sglang_probe`).
+
+    Graphs are off because a replayed graph calls no hook: for a look, not for production.
+
+    Args:
+        draft: the drafter's folder as the server sees it, whose files are compared with what is loaded.
+    """
+    hook = {
+        "name": "eagle3lab-probe",
+        "target_modules": ["fc", "*.fc", "logits_processor", "*.logits_processor"],
+        "hook_factory": "eagle3lab.capture.sglang_probe:create",
+        "config": {"draft": draft},
+    }
+    return [*NO_GRAPHS, "--forward-hooks", json.dumps([hook])]
+
+
 def command(arguments: Sequence[str], *, python: str) -> list[str]:
     """The whole command line."""
     return [python, "-m", MODULE, *arguments]

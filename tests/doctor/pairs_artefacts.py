@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Pair = tuple[str, dict[str, Any], dict[str, Any]]
@@ -30,6 +31,14 @@ def report(accept_length: float, accepted: int = 30) -> dict[str, Any]:
     return {"acceptance": {"accept_length": accept_length, "counts": {"verify_steps": 40, "accepted": accepted}}}
 
 
+def probe(width: int | None, given: int, *, equal: bool = True) -> str:
+    """The drafter's line of the probe hook: fc was called at `width`, or not at all."""
+    weight = {"loaded": {"shape": [8, 24], "mean": 0.0, "std": 0.1}, "file": {"name": "fc.weight"}, "equal": equal}
+    fc = {"called": width is not None, "width": width, "dtype": "bfloat16"}
+    line = {"part": "draft", "rank": 0, "given": {"width": given}, "fc": fc, "weights": {"fc": weight}}
+    return f"[10:00:00] eagle3lab probe: {json.dumps(line)}"
+
+
 def shard(name: str, tokens: list[int], rows: int) -> dict[str, Any]:
     return {"name": name, "tokens": tokens, "hidden_rows": rows}
 
@@ -43,7 +52,15 @@ def norm(declared: str, rms: float) -> dict[str, Any]:
     return {"states": {"norm": {"declared": declared, "rms": rms}}, "state_rows_argmax": [[1]], "tokens": [[0, 1]]}
 
 
+POINTS = [*WHOLE, "--return-aux-hidden-state-layer-ids"]
+LLAMA = {"target": {"blocks": 32, "hidden_size": 4096, "family": "llama"}}
+
 PAIRS: dict[str, Pair] = {
+    "capture-points": (
+        "sglang",
+        {**LLAMA, "launch_args": [*POINTS, "2", "16", "31"]},
+        {**LLAMA, "launch_args": [*POINTS, "1", "15", "28"]},
+    ),
     "accept-answer": ("", {"meta_info": counters(9, 0, [9], 10)}, {"meta_info": counters(9, 4, [5, 4], 13)}),
     "accept-counters": (
         "",
@@ -87,6 +104,8 @@ PAIRS: dict[str, Pair] = {
         {"log": "Parameter module.fc.weight not found in params_dict"},
         {"log": "Parameter count: 1.2 B, all found"},
     ),
+    "probe-fc": ("", {"log": probe(None, 8)}, {"log": probe(24, 24)}),
+    "probe-weights": ("", {"log": probe(24, 24, equal=False)}, {"log": probe(24, 24)}),
     "capture-prefix-cache": ("sglang", {"launch_args": [*CAPTURE, CHUNK, "-1"]}, {"launch_args": WHOLE}),
     "capture-chunked-prefill": (
         "sglang",

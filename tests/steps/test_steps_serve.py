@@ -134,6 +134,32 @@ def test_probe_starts_checks_and_stops(fake_sglang: Path) -> None:
     assert left_over(fake_sglang) == []
 
 
+@pytest.mark.parametrize(
+    ("fc", "code", "told"),
+    [
+        ({"called": True, "width": 3 * H, "dtype": "float16"}, 0, "info: fc input 1728, float16 (rank 0)"),
+        ({"called": False}, 1, "error: fc never called"),
+        (None, 1, "could not check the drafter because the probe's hook did not report"),
+    ],
+    ids=["called", "never called", "silent"],
+)
+def test_probe_tells_of_the_drafter(fake_sglang: Path, drafter: str, monkeypatch, fc, code: int, told: str) -> None:
+    lines: list[str] = []
+    log = fake_sglang / "log"
+    log.write_text(
+        'eagle3lab probe: {"part": "draft", "rank": 0, "fc": {"called": true, "width": 7}}\n'
+    )  # earlier start
+    monkeypatch.setenv(
+        "FAKE_LINE", "eagle3lab probe: " + json.dumps({"part": "draft", "rank": 0, "fc": fc}) if fc else ""
+    )
+    launch = prepare(profile="smollm2", draft=drafter, port=free_port(), python=sys.executable, probe=True)
+    hook = json.loads(launch.arguments[launch.arguments.index("--forward-hooks") + 1])
+    assert hook[0]["config"] == {"draft": drafter} and "--forward-hooks" in launch.as_text()
+    assert serve(launch, probe=True, log=log, ready_seconds=20, note=lines.append) == code
+    assert any(line.startswith(told) for line in lines), lines
+    assert left_over(fake_sglang) == []
+
+
 def test_a_server_that_runs_something_else_is_stopped(fake_sglang: Path, drafter: str, monkeypatch) -> None:
     monkeypatch.setenv("FAKE_ALGORITHM", "EAGLE")
     launch = prepare(profile="smollm2", draft=drafter, port=free_port(), python=sys.executable)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lab.acceptance.sources import GAUGE_INTERVAL
 from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, judged
 from eagle3lab.doctor.checks.launch import algorithm as launch_algorithm
 from eagle3lab.doctor.facts import Engine, Facts
@@ -56,8 +55,9 @@ def _gauges(log: ServerLog) -> Finding:
     if mean <= BARELY:
         text = f"accept length {mean:.3g} is barely above 1.00 ({len(lengths)} log lines)"
         return warning("log", f"{text}; look at {', '.join(LOOK_AT)}", actual=mean, look_at=LOOK_AT, **evidence)
-    text = f"accept length {min(lengths):g} to {max(lengths):g} in {len(lengths)} log lines, each a mean over up to "
-    return info("log", f"{text}{GAUGE_INTERVAL} forward passes", **evidence)
+    each = "one forward pass" if log.interval == 1 else f"a mean over up to {log.interval} forward passes"
+    text = f"accept length {min(lengths):g} to {max(lengths):g} in {len(lengths)} log lines, each {each}"
+    return info("log", text, **evidence)
 
 
 @check(
@@ -82,7 +82,7 @@ def in_force(facts: Facts) -> Iterator[Finding]:
     if not facts.has("launch_args"):
         words = list(log.launch) if log.engine == "sglang" else _vllm_words(log)
         derived = Facts({**facts.values, "launch_args": words}, facts.sources, (Engine(str(log.engine)),), True)
-        yield from launch_algorithm(derived)
+        yield from (finding for finding in launch_algorithm(derived) if finding.severity != "info")  # told above
         return
     asked = parse_args(facts["launch_args"]).value("speculative-algorithm")
     if log.engine == "sglang" and asked and asked.upper() != log.algorithm.upper():
