@@ -19,6 +19,7 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -155,7 +156,10 @@ def describe(tensor: Tensor) -> dict[str, Any]:
 
 def digest(tensor: Tensor) -> str:
     """sha256 of a host tensor's bytes in row order."""
-    return hashlib.sha256(tensor.contiguous().view(torch.uint8).numpy()).hexdigest()
+    found = hashlib.sha256()
+    for part in tensor.split(ROWS):
+        found.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 def _rows(loaded: list[int], file: list[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
@@ -195,7 +199,7 @@ def _find(folder: Path, name: str) -> tuple[Path, str] | None:
 
 def _owner(module: nn.Module) -> nn.Module:
     """The model whose forward is calling this logits processor: a hook is handed the part, not the whole."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and any(child is module for child in owner.children()):

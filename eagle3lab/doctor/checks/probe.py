@@ -61,7 +61,7 @@ def called(facts: Facts) -> Iterator[Finding]:
         line, ranks = group[0], _ranks(group)
         target = mapping(targets.get(line.get("rank")))
         states = [one for item in items(target.get("aux")) if (one := whole(mapping(item).get("width"))) is not None]
-        evidence = {
+        evidence: dict[str, Any] = {
             "called": _called(line)[0],
             "width": whole(mapping(line.get("fc")).get("width")),
             "given": whole(mapping(line.get("given")).get("width")),
@@ -107,7 +107,7 @@ def _unequal(name: str, line: Mapping[str, Any]) -> Iterator[Finding]:
     weight = _weight(line, name)
     loaded, file = mapping(weight.get("loaded")), mapping(weight.get("file"))
     rank, why = f"rank {line.get('rank')}", str(weight.get("why") or "")[:120]
-    evidence = {"rank": line.get("rank"), "loaded": loaded, "file": file, "why": why}
+    evidence: dict[str, Any] = {"rank": line.get("rank"), "loaded": loaded, "file": file, "why": why}
     if weight.get("equal") is None:
         # A drafter with the target's whole vocabulary has no map, and may share the target's head.
         missing = not file and loaded and name == "fc"
