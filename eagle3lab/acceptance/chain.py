@@ -2,15 +2,15 @@
 
 Of a row, the target has read x_0..x_{L-1}; x_L is known but not yet read. One round:
 
-1. The drafter extends its cache by the slots whose states are new (slot t = target state a_t with token x_{t+1}), the
-   last of which is slot L-1, and drafts k tokens from there on its own states.
+1. The drafter, which stands at slot L-1, drafts k tokens from there on its own states.
 2. The target reads x_L and the k drafts in one forward and says what it would have chosen after each.
 3. Drafts are kept up to the first that the rule refuses (greedy: that differs); the token after them is the bonus.
+4. The drafter extends its cache by the slots whose states are new (slot t = target state a_t with token x_{t+1}).
 
 Greedy text is therefore the target's, whatever the drafter says; `accept decode` compares it with plain decoding all
 the same. At a temperature the distribution of the text is the target's (`sampling.py`). `TreeDecoder` replaces steps 1
-and 2. Drafted tokens past the end of a reply (after its end token, or past the limit) are proposed but cannot be
-accepted.
+and 2. A row whose reply is complete leaves the batch at once. Drafted tokens past the end of a reply (after its end
+token, or past the limit) are proposed but cannot be accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,15 @@ from eagle3lab.acceptance.sampling import Greedy, Rule
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.targets.model import Target
-from eagle3lab.targets.slots import SlotCache, causal_slot_mask, grouped_attention
+from eagle3lab.targets.slots import (
+    SlotCache,
+    causal_slot_mask,
+    closed_up,
+    grouped_attention,
+    padded,
+    prefill_groups,
+    prefix_length,
+)
 
 
 @dataclass(slots=True)
@@ -72,7 +80,7 @@ class Round:
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds spent per part of the loop."""
+    """Seconds spent per part of the loop; prefill is that of both models."""
 
     prefill: float = 0.0
     draft: float = 0.0
@@ -86,7 +94,7 @@ def draft_extend(
     state: Tensor,
     ids: Tensor,
     slots: Tensor,
-    rows: Tensor | None,
+    rows: Tensor | None = None,
     positions: Tensor | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
@@ -158,7 +166,7 @@ class ChainDecoder:
         batch: int = 32,
         progress: Callable[[int], None] | None = None,
     ) -> list[Decoded]:
-        """Decode every prompt; results in the order of `prompts`. Rows of a batch finish together or idle.
+        """Decode every prompt; results in the order of `prompts`. The next batch starts when the last row is complete.
 
         A reply also ends where prompt and reply fill the target's context.
 
@@ -188,37 +196,34 @@ class ChainDecoder:
 
     def _batch(self, prompts: list[list[int]], limit: int) -> list[Decoded]:
         rows, stops = len(prompts), set(self.target.eos_ids)
-        lengths = torch.tensor([len(p) for p in prompts])
+        length = torch.tensor([len(p) for p in prompts])
         limits = [limit if self.context is None else min(limit, self.context - len(p)) for p in prompts]
-        capacity = int(lengths.max()) + limit + self.spare
+        capacity = int(length.max()) + limit + self.spare
         cache, draft_cache = SlotCache(rows, capacity), SlotCache(rows, capacity)
         clock = time.perf_counter()
-        ids = torch.zeros(rows, int(lengths.max()), dtype=torch.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
-        last, states = self._read(cache, ids, torch.zeros(rows, dtype=torch.int64), None)
-        current = self.rule.choose(self.target.logits(last[torch.arange(rows), lengths - 1]))
-        replies = [Decoded([token], ended=token in stops) for token in current.tolist()]
-        # slot t embeds x_{t+1}: the prompt moved by one, its last slot gets the first new token
-        following = torch.cat([ids[:, 1:], ids[:, :1]], 1)
-        following[torch.arange(rows), lengths - 1] = current
+        current, h = self._prefill(cache, draft_cache, prompts)
         self.clock.prefill += time.perf_counter() - clock
+        replies = [Decoded([token], ended=token in stops) for token in current.tolist()]
+        owner = list(range(rows))
 
-        def going(members: list[int]) -> Tensor:
-            """Places of `members` whose reply goes on."""
-            unfinished = [not replies[r].ended and len(replies[r].tokens) < limits[r] for r in members]
-            return torch.tensor([i for i, more in enumerate(unfinished) if more], dtype=torch.int64)
+        def close_up() -> Tensor:
+            """Leave complete replies out of both caches and of `owner`; the rows that stay, as they are now."""
+            going = [not replies[r].ended and len(replies[r].tokens) < limits[r] for r in owner]
+            kept = self._closed_up(going)
+            if not all(going):
+                for one in (cache, draft_cache):
+                    one.keep(kept, int(length.max()))
+                owner[:] = [owner[row] for row in kept.tolist()]
+            return kept
 
-        active = going(list(range(rows)))
-        fresh, following, begin, count = states[active], following[active], torch.zeros_like(active), lengths[active]
-        length, current = lengths[active], current[active]
-        while len(active):
-            some = active if len(active) < rows else None
-            found = self._round(cache, draft_cache, fresh, following, begin, count, current, length, some)
-            members, agreed = active.tolist(), found.agreed.tolist()
+        kept = close_up()
+        h, current, length = h[kept], current[kept], length[kept]
+        while owner:
+            found = self._round(cache, draft_cache, h, current, length)
             for row, number, path, bonus, proposed in zip(
-                members, agreed, found.path.tolist(), found.bonus.tolist(), found.proposed.tolist(), strict=True
-            ):
+                owner, found.agreed.tolist(), found.path.tolist(), found.bonus.tolist(), found.proposed.tolist(),
+                strict=True,
+            ):  # fmt: skip
                 reply = replies[row]
                 new = [*path[:number], bonus][: limits[row] - len(reply.tokens)]
                 stop = next((j for j, token in enumerate(new) if token in stops), None)
@@ -227,27 +232,60 @@ class ChainDecoder:
                 reply.tokens += new
                 reply.accepted.append(min(number, len(new)))  # what the end of the reply cuts off is not accepted
                 reply.drafts.append(proposed)
-            keep = going(members)
-            begin, count, current = length[keep], found.agreed[keep] + 1, found.bonus[keep]
-            fresh = found.states[keep]
-            following = torch.cat([found.path, found.path[:, :1]], 1)[keep]  # after the current token comes draft 1 ...
-            following[torch.arange(len(keep)), count - 1] = current  # ... and after the last kept one the bonus
-            active, length = active[keep], begin + count
+            length = length + found.agreed + 1
+            kept = close_up()
+            count, current, length = found.agreed[kept] + 1, found.bonus[kept], length[kept]
+            following = torch.cat([found.path, found.path[:, :1]], 1)[kept]  # after the current token comes draft 1 ...
+            following[torch.arange(len(kept)), count - 1] = current  # ... and after the last kept one the bonus
+            if owner:
+                clock = time.perf_counter()
+                h = self._extend(draft_cache, found.states[kept], following, length - count, count, None)
+                self.clock.draft += time.perf_counter() - clock
             self.clock.rounds += 1
         return replies
+
+    def _closed_up(self, going: list[bool]) -> Tensor:
+        """Rows that go on, int64 [n]."""
+        return closed_up(going)
+
+    def _prefill(self, cache: SlotCache, draft_cache: SlotCache, prompts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Read all prompts: the first new token of each int64 [R], and the drafter's state [R, 1, H] there.
+
+        What all prompts begin with (a system prompt) the target reads once.
+        """
+        shared, first = prefix_length(prompts), torch.zeros(1, dtype=torch.int64)
+        prefix = None
+        if shared:
+            _, prefix = self._read(cache, torch.tensor([prompts[0][:shared]]), first, first)
+            cache.share(shared)
+        tokens, states = [], []
+        for group in prefill_groups([len(prompt) for prompt in prompts]):
+            rows, ids = torch.tensor(group), padded([prompts[i] for i in group])
+            last, fresh = self._read(cache, ids[:, shared:], torch.full_like(rows, shared), rows)
+            if prefix is not None:
+                fresh = torch.cat([prefix.expand(len(group), -1, -1), fresh], 1)
+            ends = torch.tensor([len(prompts[i]) for i in group]) - 1
+            place = torch.arange(len(group))
+            tokens.append(self.rule.choose(self.target.logits(last[place, ends - shared])))
+            # slot t embeds x_{t+1}: the prompt moved by one, its last slot gets the first new token
+            following = torch.cat([ids[:, 1:], ids[:, :1]], 1)
+            following[place, ends] = tokens[-1]
+            states.append(self._extend(draft_cache, fresh, following, torch.zeros_like(rows), ends + 1, rows))
+        return torch.cat(tokens), torch.cat(states)
 
     def _read(
         self,
         cache: SlotCache,
         ids: Tensor,
         start: Tensor,
-        rows: Tensor | None,
+        rows: Tensor | None = None,
         positions: Tensor | None = None,
         mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Target forward over ids [R, q] in slots `start`...: last state [R, q, H] and fc's input [R, q, P*H].
 
         Args:
+            rows: rows of the cache, None = all.
             positions: int64 [R, q]; None = the slots. mask: bool [R, 1, q, last slot + 1]; None = causal by slot.
         """
         slots = start[:, None] + torch.arange(ids.shape[1])
@@ -260,31 +298,17 @@ class ChainDecoder:
         last, states = self.target.states(ids, positions, cache, mask, self.drafter.config.points)
         return last, torch.cat(states, -1)
 
-    def _round(
-        self,
-        cache: SlotCache,
-        draft_cache: SlotCache,
-        fresh: Tensor,
-        following: Tensor,
-        begin: Tensor,
-        count: Tensor,
-        current: Tensor,
-        length: Tensor,
-        rows: Tensor | None,
-    ) -> Round:
+    def _round(self, cache: SlotCache, draft_cache: SlotCache, h: Tensor, current: Tensor, length: Tensor) -> Round:
         """Draft and verify once.
 
         Args:
-            fresh: [R, q, P*H] states that the drafter has not seen, `count` of them valid, first slot `begin`;
-            following: int64 [R, q], the token each of those slots embeds.
-            current: int64 [R], known token that the target has not read; it stands at position `length`.
-            rows: rows of the caches, None = all.
+            h: [R, 1, H], the drafter's state at slot length - 1.
+            current: int64 [R], known token that the target has not read; it stands at position `length` int64 [R].
         """
         clock = time.perf_counter()
-        h = self._extend(draft_cache, fresh, following, begin, count, rows)
-        drafts, q = self._draft(draft_cache, h, begin + count, rows)
+        drafts, q = self._draft(draft_cache, h, length)
         middle = time.perf_counter()
-        last, states = self._read(cache, torch.cat([current[:, None], drafts], 1), length, rows)
+        last, states = self._read(cache, torch.cat([current[:, None], drafts], 1), length)
         agreed, bonus = self.rule.verify(self.target.logits(last), drafts, self.kept, q)
         self.clock.draft += middle - clock
         self.clock.verify += time.perf_counter() - middle
@@ -300,7 +324,7 @@ class ChainDecoder:
         h = draft_extend(self.drafter, cache, state, following[:, :width], slots, rows)
         return h[torch.arange(len(count)), count - 1][:, None]
 
-    def _draft(self, cache: SlotCache, h: Tensor, slot: Tensor, rows: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _draft(self, cache: SlotCache, h: Tensor, slot: Tensor) -> tuple[Tensor, Tensor | None]:
         """k drafts from state h [R, 1, H]; `slot` int64 [R] is the first free one. Target ids [R, k], and q."""
         drafts, weights = [], []
         for step in range(self.k):
@@ -310,6 +334,6 @@ class ChainDecoder:
             weights.append(q)
             if step + 1 < self.k:
                 state, token = self.drafter.carry(h, normed), drafts[-1][:, None]
-                h = draft_extend(self.drafter, cache, state, token, (slot + step)[:, None], rows)
+                h = draft_extend(self.drafter, cache, state, token, (slot + step)[:, None])
         known = [q for q in weights if q is not None]
         return torch.stack(drafts, 1), torch.stack(known, 1) if known else None

@@ -75,7 +75,7 @@ def _draft(drafter: Eagle3Drafter, cache: SlotCache, batch: int, tokens: int, co
     state = torch.randn(batch, tokens, drafter.config.hidden_size, generator=generator).to(drafter.fc.weight.dtype)
 
     def call() -> object:
-        h = draft_extend(drafter, cache, state, ids, slots, None)
+        h = draft_extend(drafter, cache, state, ids, slots)
         return drafter.lm_head(drafter.norm(h[:, -1])).argmax(-1)
 
     return call

@@ -102,9 +102,14 @@ class StaticTree:
         if not self.paths:
             raise UsageError("a tree without nodes", rule="at least one drafted token")
         self.steps, self.nodes = len(self.paths[-1]), len(self.paths)
-        self._levels = [[p for p in self.paths if len(p) == level + 1] for level in range(self.steps)]
+        self._levels: list[list[tuple[int, ...]]] = [
+            [p for p in self.paths if len(p) == level + 1] for level in range(self.steps)
+        ]
         parents = {path[:-1] for path in self.paths}
-        self._expanded = [[()], *([p for p in level if p in parents] for level in self._levels)]
+        self._expanded: list[list[tuple[int, ...]]] = [
+            [()],
+            *([p for p in level if p in parents] for level in self._levels),
+        ]
 
     @classmethod
     def branching(cls, widths: Sequence[int]) -> StaticTree:
@@ -180,20 +185,20 @@ class DynamicTree:
         return best.sort(1).values
 
 
-def draft_tree(
-    drafter: Eagle3Drafter, cache: SlotCache, h: Tensor, slot: Tensor, rows: Tensor | None, shape: Shape
-) -> Tree:
+def draft_tree(drafter: Eagle3Drafter, cache: SlotCache, h: Tensor, slot: Tensor, shape: Shape) -> Tree:
     """Draft one tree a row.
 
     Args:
         h: [R, 1, H], the drafter's state at the last slot of the text; slot: int64 [R], the first free slot.
-        rows: rows of the cache, None = all.
     """
     number, state = len(h), h
     scores = torch.zeros(number, 1)
     owner = torch.zeros(number, 1, dtype=torch.int64)
     seen = torch.zeros(number, 1, 0, dtype=torch.bool)  # drafted slots that each expanded node sees
-    tokens, parents, totals, depths = [], [], [], []
+    tokens: list[Tensor] = []
+    parents: list[Tensor] = []
+    totals: list[Tensor] = []
+    depths: list[int] = []
     for level in range(shape.steps):
         normed = drafter.norm(state)
         logp = drafter.lm_head(normed).float().log_softmax(-1)
@@ -217,12 +222,11 @@ def draft_tree(
             drafter.carry(state, normed)[row, origin],
             tokens[-1].gather(1, pick),
             slots,
-            rows,
             positions=(slot + level)[:, None].expand(-1, width),
             mask=tree_mask(slot, seen),
         )
         scores, owner = score.gather(1, pick), place.gather(1, pick)
-    return _pruned(shape, *(torch.cat(part, 1) for part in (tokens, parents, totals)), torch.tensor(depths))
+    return _pruned(shape, torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(totals, 1), torch.tensor(depths))
 
 
 def _pruned(shape: Shape, tokens: Tensor, parents: Tensor, scores: Tensor, depth: Tensor) -> Tree:

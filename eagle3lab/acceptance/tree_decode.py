@@ -44,43 +44,30 @@ class TreeDecoder(ChainDecoder):
         """Slots that a round may write beyond the text."""
         return max(self.shape.nodes, self.shape.slots) + 2
 
-    def _round(
-        self,
-        cache: SlotCache,
-        draft_cache: SlotCache,
-        fresh: Tensor,
-        following: Tensor,
-        begin: Tensor,
-        count: Tensor,
-        current: Tensor,
-        length: Tensor,
-        rows: Tensor | None,
-    ) -> Round:
+    def _round(self, cache: SlotCache, draft_cache: SlotCache, h: Tensor, current: Tensor, length: Tensor) -> Round:
         clock = time.perf_counter()
-        h = self._extend(draft_cache, fresh, following, begin, count, rows)
-        tree = draft_tree(self.drafter, draft_cache, h, begin + count, rows, self.shape)
+        tree = draft_tree(self.drafter, draft_cache, h, length, self.shape)
         middle = time.perf_counter()
         places = torch.cat([torch.zeros_like(current)[:, None], tree.depth], 1)
         last, states = self._read(
             cache,
             torch.cat([current[:, None], tree.tokens], 1),
             length,
-            rows,
             positions=length[:, None] + places,
             mask=tree_mask(length, tree.ancestors()),
         )
         choice = self.rule.choose(self.target.logits(last))
         kept, agreed = tree.follow(choice, self.k)
         row = torch.arange(len(kept))
-        self._move(cache, length, kept, rows)
+        self._move(cache, length, kept)
         path = torch.cat([current[:, None], tree.tokens], 1).gather(1, kept)[:, 1:]
         bonus = choice[row, kept[row, agreed]]
         self.clock.draft += middle - clock
         self.clock.verify += time.perf_counter() - middle
         return Round(path, agreed, bonus, states[row[:, None], kept], tree.tokens)
 
-    def _move(self, cache: SlotCache, length: Tensor, kept: Tensor, rows: Tensor | None) -> None:
+    def _move(self, cache: SlotCache, length: Tensor, kept: Tensor) -> None:
         """Copy the kept branch to the slots of the text. Slots past its end hold what nobody sees."""
         source, wanted = length[:, None] + kept[:, 1:], length[:, None] + 1 + torch.arange(kept.shape[1] - 1)
         if not torch.equal(source, wanted):
-            cache.move(torch.arange(len(kept)) if rows is None else rows, source, wanted)
+            cache.move(torch.arange(len(kept)), source, wanted)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle3lab.targets.model import Target
-from eagle3lab.targets.slots import SlotCache, causal_slot_mask
+from eagle3lab.targets.slots import SlotCache, causal_slot_mask, closed_up, padded, prefill_groups, prefix_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +70,25 @@ def generate(
             ended[index] = token in stops
             owner[row] = -1
 
+    shared = prefix_length(prompts) if rows > 1 else 0
+    if shared:
+        target.prefill(cache, torch.tensor([prompts[0][:shared]]), torch.zeros(1, dtype=torch.int64), torch.tensor([0]))
+        cache.share(shared)
     while waiting or any(index >= 0 for index in owner):
-        free = [row for row in range(rows) if owner[row] < 0]
-        if waiting and (len(free) >= max(1, rows // 8) or len(free) == rows):
-            _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take)
+        free = [row for row, index in enumerate(owner) if index < 0]
+        if waiting and len(free) >= max(1, len(owner) // 8):
+            _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take, shared)
             continue
-        active = torch.tensor([row for row in range(rows) if owner[row] >= 0])
-        everyone = len(active) == rows or len(active) > rows // 2
-        chosen = torch.arange(rows) if everyone else active
-        positions = length[chosen][:, None]
-        visible = int(length[active].max()) + 1
-        positions = positions.clamp(max=visible - 1)  # idle rows compute garbage into a slot that nobody reads
-        cache.place(positions, visible, None if everyone else chosen)
-        mask = causal_slot_mask(positions, visible)
-        last, _ = target.states(current[chosen][:, None], positions, cache, mask)
-        tokens = choose(last[:, -1])
-        for row, token in zip(chosen.tolist(), tokens.tolist(), strict=True):
+        if free and not waiting:
+            kept = closed_up([index >= 0 for index in owner])
+            cache.keep(kept, int(length.max()))
+            owner[:] = [owner[row] for row in kept.tolist()]
+            length, current = length[kept], current[kept]
+        visible = max(int(length[row]) for row, index in enumerate(owner) if index >= 0) + 1
+        positions = length[:, None].clamp(max=visible - 1)  # idle rows write into a slot that nobody reads
+        cache.place(positions, visible)
+        last, _ = target.states(current[:, None], positions, cache, causal_slot_mask(positions, visible))
+        for row, token in enumerate(choose(last[:, -1]).tolist()):
             if owner[row] >= 0:
                 length[row] += 1
                 current[row] = token
@@ -95,19 +98,32 @@ def generate(
     return [Generated(tokens, done) for tokens, done in zip(replies, ended, strict=True)]
 
 
-def _fill(target, cache, prompts, waiting, free, owner, length, current, choose, take) -> None:
-    """Prefill waiting prompts into free rows, right-padded: padding's slots are overwritten before they are seen."""
+def _fill(
+    target: Target,
+    cache: SlotCache,
+    prompts: Sequence[Sequence[int]],
+    waiting: list[int],
+    free: list[int],
+    owner: list[int],
+    length: Tensor,
+    current: Tensor,
+    choose: Callable[[Tensor], Tensor],
+    take: Callable[[int, int], None],
+    shared: int,
+) -> None:
+    """Prefill waiting prompts into free rows, right-padded: padding's slots are overwritten before they are seen.
+
+    The first `shared` tokens of every prompt are in the cache already.
+    """
     rows = free[: len(waiting)]
     for row in rows:
         owner[row] = waiting.pop()
-    texts = [prompts[owner[row]] for row in rows]
-    width = max(len(text) for text in texts)
-    ids = torch.zeros(len(rows), width, dtype=torch.int64)
-    for i, text in enumerate(texts):
-        ids[i, : len(text)] = torch.tensor(text)
-    ends = torch.tensor([len(text) for text in texts])
-    last, _ = target.prefill(cache, ids, torch.zeros(len(rows), dtype=torch.int64), torch.tensor(rows))
-    tokens = choose(last[torch.arange(len(rows)), ends - 1])
-    for row, end, token in zip(rows, ends.tolist(), tokens.tolist(), strict=True):
-        length[row], current[row] = end, token
-        take(row, token)
+    texts = [prompts[owner[row]][shared:] for row in rows]
+    for group in prefill_groups([len(text) for text in texts]):
+        places = torch.tensor([rows[i] for i in group])
+        last, _ = target.prefill(cache, padded([texts[i] for i in group]), torch.full((len(group),), shared), places)
+        ends = torch.tensor([len(texts[i]) for i in group])
+        tokens = choose(last[torch.arange(len(group)), ends - 1])
+        for row, end, token in zip(places.tolist(), ends.tolist(), tokens.tolist(), strict=True):
+            length[row], current[row] = shared + end, token
+            take(row, token)

@@ -8,6 +8,7 @@ ahead of its query. `update` is called by transformers' attention layers like an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 ATTENTION = "eagle3lab_grouped"
 """Name under which `grouped_attention` is registered with transformers."""
+PREFILL_TOKENS = 1024
+"""Tokens, padding counted, that one forward reads of new prompts: enough for a fast matrix product on a CPU."""
 
 
 class SlotCache:
@@ -65,6 +68,27 @@ class SlotCache:
             seen = stored_keys[self._active, : self._visible], stored_values[self._active, : self._visible]
         return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
 
+    @torch.inference_mode()  # as the tensors that it writes to
+    def keep(self, rows: Tensor, used: int) -> None:
+        """Leave finished rows out for good; cheapest where most rows stay in place (`closed_up`).
+
+        Args:
+            rows: int64 [n], the old row that each of the n rows from now on is.
+            used: leading slots that hold text in any of them.
+        """
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        self.rows = len(rows)
+        for stored in (self.keys, self.values):
+            for layer, whole in enumerate(stored):
+                whole[moved, :used] = whole[rows[moved], :used]
+                stored[layer] = whole[: self.rows]
+
+    @torch.inference_mode()
+    def share(self, count: int) -> None:
+        """Copy the first `count` slots of row 0 to every row: a text that all of them begin with is read once."""
+        for stored in (*self.keys, *self.values):
+            stored[1:, :count] = stored[:1, :count]
+
     def move(self, rows: Tensor, source: Tensor, destination: Tensor) -> None:
         """Copy slots within rows in every layer (a tree's accepted branch becomes the row's text).
 
@@ -81,6 +105,41 @@ class SlotCache:
     def get_mask_sizes(self, *_: Any, **__: Any) -> tuple[int, int]:
         """(visible slots, offset 0); only asked for when no 4-d mask is given."""
         return self._visible, 0
+
+
+def closed_up(going: Sequence[bool]) -> Tensor:
+    """int64 [n], the n rows that go on, each in its place or, from the end, in the gap of one that does not."""
+    rows = [row for row, on in enumerate(going) if on]
+    tail = [row for row in rows if row >= len(rows)]
+    return torch.tensor([row if going[row] else tail.pop() for row in range(len(rows))], dtype=torch.int64)
+
+
+def prefix_length(prompts: Sequence[Sequence[int]]) -> int:
+    """Leading tokens that all prompts share, one less than the shortest at most: 0 for a single prompt."""
+    if len(prompts) < 2:
+        return 0
+    first, last = min(prompts), max(prompts)  # in the order of a dictionary; what these two share, all share
+    most = min(map(len, prompts)) - 1
+    return next((place for place in range(most) if first[place] != last[place]), most)
+
+
+def prefill_groups(lengths: Sequence[int], tokens: int = PREFILL_TOKENS) -> list[range]:
+    """Neighbouring prompts that are read together: as many as fit into `tokens` when padded to the longest of them."""
+    groups, start, longest = [], 0, 0
+    for place, length in enumerate(lengths):
+        longest = max(longest, length)
+        if place > start and (place + 1 - start) * longest > tokens:
+            groups.append(range(start, place))
+            start, longest = place, length
+    return [*groups, range(start, len(lengths))] if lengths else []
+
+
+def padded(texts: Sequence[Sequence[int]]) -> Tensor:
+    """int64 [rows, longest], zeros behind the shorter texts."""
+    ids = torch.zeros(len(texts), max(map(len, texts)), dtype=torch.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = torch.tensor(text)
+    return ids
 
 
 def causal_slot_mask(positions: Tensor, visible: int) -> Tensor:

@@ -102,11 +102,14 @@ class Oracle(ChainDecoder):
         self.prompts = prompts
         return super()._batch(prompts, limit)
 
-    def _draft(self, cache, h, slot, rows):
+    def _closed_up(self, going):
+        kept = super()._closed_up(going)
+        self.prompts = [self.prompts[row] for row in kept.tolist()]
+        return kept
+
+    def _draft(self, cache, h, slot):
         drafts = []
-        members = range(len(self.prompts)) if rows is None else rows.tolist()
-        for place, row in zip(slot.tolist(), members, strict=True):
-            prompt = self.prompts[row]
+        for place, prompt in zip(slot.tolist(), self.prompts, strict=True):
             text = self.texts[tuple(prompt)]
             done = place - len(prompt) + 1  # the first free slot is the place of the current token
             own = [*text[done : done + self.k], *([0] * self.k)][: self.k]

@@ -29,6 +29,21 @@ def test_greedy_text_is_that_of_plain_decoding(name, batch):
     assert len({len(reply.tokens) for reply in replies}) > 1, "some replies must end before the limit"
 
 
+def test_a_shared_beginning_is_read_once_and_changes_nothing():
+    own, prefix = lab(), [9, 8, 7, 6, 5, 4]
+    prompts = [[*prefix, *prompt] for prompt in own.prompts[:12]]
+    decoder, read = ChainDecoder(own.target, own.drafters["taught"], K), []
+    alone = [decoder.run([prompt], max_new_tokens=LIMIT)[0] for prompt in prompts]
+
+    class Counting(ChainDecoder):
+        def _read(self, cache, ids, *rest, **more):
+            read.append(ids.numel())
+            return super()._read(cache, ids, *rest, **more)
+
+    assert Counting(own.target, own.drafters["taught"], K).run(prompts, max_new_tokens=LIMIT) == alone
+    assert read[0] == len(prefix) and read[1] < sum(map(len, prompts))
+
+
 @pytest.mark.parametrize("k", [1, 2, 5])
 @pytest.mark.parametrize("changes", [{}, {"norm_output": True}, {"fc_norm": True}, {"norm_before_residual": True}])
 def test_text_holds_for_other_chain_lengths_and_variants(k, changes):

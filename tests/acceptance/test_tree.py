@@ -59,11 +59,11 @@ def test_wrong_trees_change_the_text(fault, monkeypatch):
     own = lab()
 
     class Faulty(TreeDecoder):
-        def _move(self, cache, length, kept, rows):
+        def _move(self, cache, length, kept):
             if fault != "no move":
-                super()._move(cache, length, kept, rows)
+                super()._move(cache, length, kept)
 
-        def _read(self, cache, ids, start, rows, positions=None, mask=None):
+        def _read(self, cache, ids, start, rows=None, positions=None, mask=None):
             return super()._read(cache, ids, start, rows, None if fault == "position is slot" else positions, mask)
 
     if fault == "sees siblings":

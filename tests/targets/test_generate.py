@@ -1,0 +1,60 @@
+"""Batched generation gives every prompt the text it has alone, whatever leaves the batch or is shared in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eagle3lab.targets.generate import generate
+from eagle3lab.targets.slots import SlotCache, closed_up, padded, prefill_groups, prefix_length
+from tests.tiny import VOCAB, tiny_target
+
+LIMIT = 24
+
+
+def prompts_with(prefix: list[int], count: int = 30) -> list[list[int]]:
+    """Prompts of 1 to 9 tokens after a common prefix."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = torch.randint(1, 10, (count,), generator=generator).tolist()
+    return [[*prefix, *torch.randint(2, VOCAB, (n,), generator=generator).tolist()] for n in lengths]
+
+
+@pytest.mark.parametrize("prefix", [[], [7, 8, 9, 10, 11]], ids=["nothing shared", "shared"])
+@pytest.mark.parametrize("batch", [4, 11, 64])
+def test_text_does_not_depend_on_the_batch(prefix, batch):
+    target, prompts = tiny_target(), prompts_with(prefix)
+    alone = [generate(target, [prompt], max_new_tokens=LIMIT)[0] for prompt in prompts]
+    assert generate(target, prompts, max_new_tokens=LIMIT, batch=batch) == alone
+    assert len({len(reply.tokens) for reply in alone}) > 1, "some replies must end before the limit"
+
+
+@pytest.mark.parametrize("fault", ["rows are not moved", "one slot too few", "shared by row 0 alone"])
+def test_wrong_caches_change_the_text(fault, monkeypatch):
+    target, prompts = tiny_target(), prompts_with([7, 8, 9, 10, 11])
+    right = [reply.tokens for reply in generate(target, prompts, max_new_tokens=LIMIT, batch=64)]
+    keep = SlotCache.keep
+    if fault == "rows are not moved":
+        monkeypatch.setattr(SlotCache, "keep", lambda self, rows, used: keep(self, torch.arange(len(rows)), used))
+    elif fault == "one slot too few":
+        monkeypatch.setattr(SlotCache, "keep", lambda self, rows, used: keep(self, rows, used - 1))
+    else:
+        monkeypatch.setattr(SlotCache, "share", lambda self, count: None)
+    assert [reply.tokens for reply in generate(target, prompts, max_new_tokens=LIMIT, batch=64)] != right
+
+
+def test_rows_close_up_from_the_end():
+    assert closed_up([True, False, True, False, True]).tolist() == [0, 4, 2]
+    assert closed_up([False, False]).tolist() == [] and closed_up([True, True]).tolist() == [0, 1]
+    assert closed_up([False, True, True]).tolist() in ([2, 1], [1, 2])
+
+
+def test_what_prompts_share():
+    assert prefix_length([[1, 2, 3], [1, 2, 4, 5], [1, 2, 3, 9]]) == 2
+    assert prefix_length([[1, 2], [1, 2], [1, 2, 3]]) == 1, "every prompt keeps a token of its own to be read"
+    assert prefix_length([[1, 2, 3]]) == prefix_length([]) == prefix_length([[4], [4, 5]]) == 0
+
+
+def test_prompts_are_read_in_groups_of_a_size():
+    assert prefill_groups([2, 3, 4, 90, 91], tokens=12) == [range(0, 3), range(3, 4), range(4, 5)]
+    assert prefill_groups([]) == [] and prefill_groups([5000]) == [range(0, 1)]
+    assert padded([[1], [2, 3]]).tolist() == [[1, 0], [2, 3]]
