@@ -62,6 +62,7 @@ venv_pip() {  # NAME ARGUMENTS...
         if [ "$try" -lt 3 ]; then sleep $((5 * try)); fi
     done
     reason=$(grep -E '^ERROR' "$log" | tail -1 | cut -c1-200)
+    if grep -q -i 'retrying' "$log"; then reason="the package index was not reached in three tries; $reason"; fi
     cat "$log" >&2
     rm -f "$log"
     not_run "$name" "pip install failed: ${reason:-no error line}"
