@@ -79,7 +79,9 @@ class StoreWriter:
             found, value = theirs.get(name), ours.get(name)
             if found == value:
                 continue
-            difference = compare(found, value, a_name="it", b_name="this capture") if name == "points" else None
+            difference = (
+                compare(found or (), value or (), a_name="it", b_name="this capture") if name == "points" else None
+            )
             raise StoreError(
                 f"{self.folder} was captured with {name} = {found!r}, now {value!r}",
                 rule=difference or "a capture is resumed only with the same inputs",
@@ -160,6 +162,11 @@ class Store:
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""
         return self._index[index][2] - self._index[index][1]
+
+    def loss_mask(self, index: int) -> torch.Tensor:
+        """bool [T] of sample `index`, without touching its states."""
+        name, start, stop = self._index[index]
+        return self._slice(name, "loss_mask")[start:stop]
 
     def __getitem__(self, index: int) -> Sample:
         name, start, stop = self._index[index]

@@ -15,6 +15,7 @@ Sources: SpecForge 0.2.0 and speculators 0.9.0 as read and run for tests/parity.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -69,56 +70,77 @@ def pack_for(
     return pack(input_ids, aux, last, offsets, mask, first_active(convention, mask, offsets, steps))
 
 
+def supervised(convention: Convention, mask: Tensor, steps: int) -> Tensor:
+    """bool [K, T]: pairs of one sample that count, before any vocabulary rule. mask: bool [T]."""
+    result = torch.stack([slot_mask(convention, mask, step) for step in range(steps)])
+    for step in range(steps):  # the teacher's position t+k+1 lies inside the sample
+        result[step, max(len(mask) - step - 1, 0) :] = False
+    return result
+
+
+def divisors(convention: Convention, counts: Tensor, padded_slots: int) -> Tensor:
+    """float32 [K]: what the loss of each step is divided by.
+
+    Over several ranks all of them divide by the numbers of the whole batch, so that their gradients add up to its own.
+
+    Args:
+        counts: int64 [K], pairs of the whole batch that count.
+        padded_slots: B * T of the whole padded batch.
+    """
+    if convention == "served":
+        return counts[:1].clamp_min(1).float().expand_as(counts)
+    if convention == "specforge":
+        return torch.full_like(counts, padded_slots, dtype=torch.float32)
+    return counts.float() + 1e-5  # speculators packs every batch into one row: its mean over rows is over that one
+
+
 def supervise(
     convention: Convention,
     batch: Packed,
     steps: int,
-    choice: Tensor,
+    choice: Tensor | None,
     *,
     decay: float | None = None,
     padded_slots: int | None = None,
+    counts: Tensor | None = None,
 ) -> Supervision:
     """Turn a convention into (step, row, teacher, weight) pairs.
 
     Args:
-        choice: int64 [N], draft id of the target's own choice *after* slot j (its argmax), -1 = out of vocabulary.
+        choice: int64 [N], draft id of the target's own choice *after* slot j (its argmax), -1 = out of vocabulary;
+            None = `labelled` will add it.
         decay: step weight base; None = the convention's own.
         padded_slots: B * T of the padded batch that SpecForge would divide by; None = longest sample times samples.
+        counts: int64 [K], pairs of the whole batch when this is one rank's part of it; None = this is the whole.
 
     Raises:
         TrainingError: the batch supervises nothing.
     """
     base = STEP_DECAY[convention] if decay is None else decay
     sizes = [s.stop - s.start for s in batch.segments]
-    masks = torch.zeros(steps, batch.tokens, dtype=torch.bool)
-    scale = torch.zeros(steps, batch.tokens)
-    for step in range(steps):
-        for s in batch.segments:
-            inside = slot_mask(convention, batch.mask[s.start : s.stop], step)
-            if s.stop - s.start > step + 1:
-                inside[s.stop - s.start - step - 1 :] = False  # no teacher position inside the sample
-            else:
-                inside[:] = False
-            masks[step, s.start : s.stop] = inside
-    if not masks.any():
+    masks = torch.cat([supervised(convention, batch.mask[s.start : s.stop], steps) for s in batch.segments], -1)
+    counts = masks.sum(-1) if counts is None else counts
+    if not counts.any():
         raise TrainingError(
             f"0 supervised tokens in a batch of {batch.tokens}",
             rule=f"convention '{convention}' needs at least two response tokens in a row",
             fix="eagle3lab doctor --corpus FILE --tokenizer DIR shows the mask by position",
         )
-    if convention == "served":
-        scale[:] = 1.0 / float(max(int(masks[0].sum()), 1))
-    elif convention == "specforge":
-        scale[:] = 1.0 / float(padded_slots or max(sizes) * len(sizes))
-    else:  # its collator packs every batch into one row, so the mean over rows is over that one
-        scale[:] = 1.0 / (masks.sum(-1, keepdim=True).float() + 1e-5)
-    return _gather(batch, masks, scale, choice, base, drop_unknown=convention != "speculators")
+    scale = 1.0 / divisors(convention, counts, padded_slots or max(sizes) * len(sizes))
+    scale *= torch.tensor([base**step for step in range(steps)])
+    bare = _gather(batch, masks, scale)
+    return bare if choice is None else labelled(convention, bare, choice)
 
 
-def _gather(
-    batch: Packed, masks: Tensor, scale: Tensor, choice: Tensor, base: float, *, drop_unknown: bool
-) -> Supervision:
-    """Reindex slot masks [K, N] by teacher position."""
+def labelled(convention: Convention, bare: Supervision, choice: Tensor) -> Supervision:
+    """Add the target's choice [N] to pairs without one; out of vocabulary, a convention may train nothing."""
+    labels = choice[bare.teacher]
+    weights = bare.weights if convention == "speculators" else bare.weights * (labels >= 0)
+    return replace(bare, weights=weights, labels=labels)
+
+
+def _gather(batch: Packed, masks: Tensor, scale: Tensor) -> Supervision:
+    """Reindex slot masks [K, N] by teacher position; scale [K] is the weight of a pair."""
     steps = masks.shape[0]
     row_of = torch.zeros(batch.tokens, dtype=torch.int64)
     row_of[batch.active] = torch.arange(len(batch.active))
@@ -126,15 +148,7 @@ def _gather(
     for step in range(steps):
         taught[step, step + 1 :] = masks[step, : batch.tokens - step - 1]
     teacher = taught.any(0).nonzero().squeeze(-1)
-    labels = choice[teacher]
-    rows = torch.zeros(steps, len(teacher), dtype=torch.int64)
-    weights = torch.zeros(steps, len(teacher))
-    counted = torch.zeros(steps, len(teacher), dtype=torch.bool)
-    for step in range(steps):
-        slots = (teacher - step - 1).clamp_min(0)
-        chosen = taught[step, teacher]
-        rows[step] = torch.where(chosen, row_of[slots], 0)
-        counted[step] = chosen
-        kept = chosen & (labels >= 0) if drop_unknown else chosen
-        weights[step] = torch.where(kept, scale[step, slots] * base**step, 0.0)
-    return Supervision(teacher, rows, weights, counted, labels)
+    counted = taught[:, teacher]
+    slots = teacher - torch.arange(1, steps + 1)[:, None]
+    rows = torch.where(counted, row_of[slots.clamp_min(0)], 0)
+    return Supervision(teacher, rows, counted * scale[:, None], counted, torch.zeros_like(teacher))

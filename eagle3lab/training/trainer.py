@@ -1,17 +1,17 @@
 """Train an EAGLE-3 drafter on captured states.
 
     eagle3lab train --profile smollm2 --preset quick
+    torchrun --nproc-per-node 8 -m eagle3lab train --run RUN [--shards 8]
 
 AdamW with fp32 masters, cosine schedule with warm-up, gradient clipping, bf16 autocast. Every step is decided by
-(settings, seed, data), so an interrupted training continues from its last checkpoint onto the same batches.
+(settings, seed, data), so an interrupted training continues from its last checkpoint onto the same batches, and a step
+is the same on any number of ranks (`eagle3lab.training.distributed`).
 """
 
 from __future__ import annotations
 
-import json
 import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,15 +20,20 @@ import torch
 from torch import Tensor
 
 from eagle3lab.acceptance.replay import walk_samples
-from eagle3lab.capture.store import Store
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.core.files import atomic_write
+from eagle3lab.core.hashes import sha256_bytes, sha256_json
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.drafter.packed import Packed
 from eagle3lab.targets.model import Target
-from eagle3lab.training.batches import BatchPlan, load_batch
-from eagle3lab.training.conventions import Convention, supervise
-from eagle3lab.training.loss import LossKind, ttt_loss
+from eagle3lab.training import checkpoints
+from eagle3lab.training.batches import BatchPlan, Reader, States, ahead, moved
+from eagle3lab.training.causes import of_bad_step, of_stuck_loss
+from eagle3lab.training.conventions import Convention, labelled
+from eagle3lab.training.distributed import World, full, spread, whole
+from eagle3lab.training.estimate import Meter, available_memory, matrix_rate, memory, require_memory
+from eagle3lab.training.loss import LossKind, StepSums, Supervision, ttt_loss
+from eagle3lab.training.watch import FIRST, RECENT, Guard, Lines, Window, fc_stds
 
 SNAPSHOT_SHARES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """fc is saved at these shares of the steps: the trajectory that `inspect` draws."""
@@ -41,7 +46,7 @@ class TrainSettings:
     steps: int
     """Optimiser steps."""
     batch_tokens: int = 512
-    """Tokens a step (prompt tokens included)."""
+    """Tokens a step (prompt tokens included), over all ranks."""
     ttt_steps: int = 3
     """K: depth of the training-time test; at least the chain length that will be served."""
     learning_rate: float = 1e-3
@@ -66,14 +71,34 @@ class TrainSettings:
     """Steps between held-out evaluations; 0 = at the start and the end only."""
     checkpoint_every: int = 0
     """Steps between resume checkpoints; 0 = none."""
+    stuck_after: int = 200
+    """Steps after which a loss that has not left its start stops the training; 0 = never."""
+
+
+WITHOUT_EFFECT = ("log_every", "evaluate_every", "checkpoint_every", "stuck_after")
+"""Settings that a resume may change: no number of the training depends on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    """What is shown and guarded, without effect on the training.
+
+    matrix_rate: operations a second that a large matrix product reaches; None = measured at the start.
+    memory_bytes: what one rank may still take; None = what is free at the start.
+    """
+
+    matrix_rate: float | None = None
+    memory_bytes: int | None = None
+    tensorboard: bool = False
 
 
 @dataclass(slots=True)
 class TrainResult:
-    """What a training leaves: rows for the curve, held-out rows, and where it stopped."""
+    """What a training leaves: rows for the curve, held-out rows, the best of those, and where it stopped."""
 
     history: list[dict[str, Any]] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
+    best: dict[str, Any] | None = None
     steps_done: int = 0
     truncated: bool = False
 
@@ -84,44 +109,56 @@ class Trainer:
     Args:
         drafter: built by `eagle3lab.drafter.init.build_drafter`.
         target: its head is the teacher's.
-        store: captured states; train, held_out: sample numbers in it.
-        folder: receives `fc_snapshots/` and the resume checkpoint.
+        store: captured states, or anything that gives samples (`batches.States`).
+        train, held_out: sample numbers in it.
+        folder: receives `fc_snapshots/`, `checkpoints/` and the rows.
+        world: the ranks that train together; None = this process alone.
+        first_epoch: see `BatchPlan`.
     """
 
     def __init__(
         self,
         drafter: Eagle3Drafter,
         target: Target,
-        store: Store,
-        train: list[int],
-        held_out: list[int],
+        store: States,
+        train: Sequence[int],
+        held_out: Sequence[int],
         settings: TrainSettings,
         folder: Path,
+        *,
+        world: World | None = None,
+        watching: Watching | None = None,
+        first_epoch: Sequence[Sequence[int]] | None = None,
+        note: Callable[[str], None] = print,
     ) -> None:
         if not train:
             raise TrainingError("0 training samples", rule="capture at least one conversation with a reply")
-        self.drafter, self.store, self.settings, self.folder = drafter, store, settings, folder
-        self.held_out = held_out
-        self.plan = BatchPlan([store.length(i) for i in range(len(store))], train, settings.batch_tokens, settings.seed)
-        kept = drafter.kept_ids
-        self.compute = torch.bfloat16 if settings.precision == "bf16" else torch.float32
-        self.teacher_head = target.head.weight[kept].detach().to(self.compute)
+        s, self.world, self.watching, self.note = settings, world or World(), watching or Watching(), note
+        self.drafter, self.target, self.store, self.settings, self.folder = drafter, target, store, settings, folder
+        self.train, self.held_out = list(train), list(held_out)
+        lengths = [store.length(i) for i in range(len(store))]
+        self.plan = BatchPlan(lengths, train, s.batch_tokens, s.seed, first_epoch)
+        self.compute = torch.bfloat16 if s.precision == "bf16" else torch.float32
+        device, kept = self.world.device, drafter.kept_ids.to(target.head.weight.device)
+        self.teacher_head = target.head.weight[kept].detach().to(device, self.compute)
+        self.full_head = None if store.manifest.greedy else target.head.weight.detach().to(device, self.compute)
         # A store may hold the last state before the target's final norm; the teacher's head reads it after.
-        self.final_norm = None if store.manifest.last == "post_norm" else _final_norm(target)
-        self.full_head = None if store.manifest.greedy else target.head.weight.detach().to(self.compute)
-        drafter.lm_head.weight.requires_grad_(settings.train_lm_head)
+        norm = None if store.manifest.last == "post_norm" else _final_norm(target)
+        self.reader = Reader(
+            store, self.plan, s.convention, s.ttt_steps, decay=s.step_decay, final_norm=norm,
+            rank=self.world.rank, ranks=self.world.size,
+        )  # fmt: skip
+        drafter.lm_head.weight.requires_grad_(s.train_lm_head)
+        self.lookup = drafter.draft_ids(torch.arange(drafter.config.vocab_size, device=drafter.d2t.device)).to(device)
+        self.fc_start = fc_stds(drafter.fc.weight, len(drafter.config.points), World())
+        self.plain = spread(drafter, self.world, self.compute)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=settings.learning_rate,
-            betas=(0.9, settings.beta2),
-            weight_decay=settings.weight_decay,
-            fused=True,
+            self.parameters, lr=s.learning_rate, betas=(0.9, s.beta2), weight_decay=s.weight_decay, fused=True
         )
-        self.result = TrainResult()
-        lookup = torch.full((drafter.config.vocab_size,), -1, dtype=torch.int64)
-        lookup[kept] = torch.arange(len(kept))
-        self.lookup = lookup
+        self.result, self.window = TrainResult(), Window(s.ttt_steps)
+        self.guard = Guard(s.stuck_after and max(FIRST + RECENT, min(s.stuck_after, s.steps // 2)))
+        self.lines: Lines | None = None
 
     def learning_rate(self, step: int) -> float:
         """Cosine from the peak to `final_share` of it after a linear warm-up. step: from 0."""
@@ -142,144 +179,225 @@ class Trainer:
         best = torch.cat([(piece.to(self.compute) @ self.full_head.T).argmax(-1) for piece in batch.last.split(256)])
         return self.lookup[best]
 
-    def run(
-        self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None
-    ) -> TrainResult:
-        """Train to the last step, or stop cleanly (`truncated`) when `max_seconds` have passed."""
-        s, started = self.settings, time.monotonic()
-        snapshots = {round(share * s.steps) for share in SNAPSHOT_SHARES}
-        first = self.result.steps_done
-        if first == 0:
-            self.snapshot(0)
-            self.evaluate(0)
-        sums: list[tuple[int, Any, float]] = []
-        tokens, since = 0, time.monotonic()
-        for step in range(first, s.steps):
-            batch = load_batch(self.store, self.plan.step(step), s.convention, s.ttt_steps, self.final_norm)
-            _, step_sums, norm = self.step(step, batch)
-            tokens += batch.tokens
-            sums.append((batch.tokens, step_sums, norm))
-            done = step + 1
-            self.result.steps_done = done
-            if done % s.log_every == 0 or done == s.steps:
-                row = self._row(done, sums, tokens / (time.monotonic() - since))
-                self.result.history.append(row)
-                sums, tokens, since = [], 0, time.monotonic()
-                if progress is not None:
-                    progress(row)
-            if done in snapshots:
-                self.snapshot(done)
-            if s.evaluate_every and done % s.evaluate_every == 0 and done != s.steps:
-                self.evaluate(done)
-                since = time.monotonic()
-            if s.checkpoint_every and done % s.checkpoint_every == 0:
-                self.save()
-            if max_seconds is not None and time.monotonic() - started > max_seconds and done < s.steps:
-                self.result.truncated = True
-                break
-        self.evaluate(self.result.steps_done)
-        return self.result
+    def step(
+        self, step: int, batch: Packed, bare: Supervision, *, expected: bool = False
+    ) -> tuple[Tensor, Tensor, StepSums]:
+        """One optimiser step on this rank's part of a batch.
 
-    def step(self, step: int, batch: Packed) -> tuple[float, Any, float]:
-        """One optimiser step; returns the loss, the sums per TTT step and the gradient norm before clipping."""
+        Args:
+            step: from 0.
+            bare: supervision without labels (`conventions.supervise`).
+            expected: also sum the expected acceptance.
+
+        Returns:
+            loss of this part, gradient norm of the whole batch before clipping, and the part's sums by TTT step.
+        """
         s = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
-        supervision = supervise(s.convention, batch, s.ttt_steps, self.choice(batch), decay=s.step_decay)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=s.precision == "bf16"):
+        supervision = labelled(s.convention, bare, self.choice(batch))
+        with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=s.precision == "bf16"):
             hidden = self.drafter(batch, s.ttt_steps)
-        hidden = [h.to(self.compute) for h in hidden]
-        loss, sums = ttt_loss(
-            hidden,
-            self.drafter.lm_head.weight,
-            self.teacher_head,
-            batch.last,
-            supervision,
-            kind=s.loss,
-            temperature=s.teacher_temperature,
-        )
+        hidden, head = [h.to(self.compute) for h in hidden], self.drafter.lm_head.weight
+        if len(bare.teacher):
+            loss, sums = ttt_loss(
+                hidden, head, self.teacher_head, batch.last, supervision, kind=s.loss,
+                temperature=s.teacher_temperature, expected=expected,
+            )  # fmt: skip
+        else:
+            loss, sums = _no_loss(hidden, head, expected)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
-        value = float(loss.detach())
-        if not math.isfinite(value) or not math.isfinite(norm):
-            raise TrainingError(
-                f"loss {value}, gradient norm {norm} at step {step + 1}",
-                rule="both must be finite",
-                fix="lower learning_rate, or look for non-finite states: eagle3lab doctor --states DIR",
-            )
+        norm = full(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
         self.optimizer.step()
-        return value, sums, norm
+        return loss.detach(), norm, sums
 
-    def _row(self, step: int, sums: list[tuple[int, Any, float]], speed: float) -> dict[str, Any]:
-        """One line of the curve: per TTT step, sums divided at the end only."""
-        loss = sum(item.loss for _, item, _ in sums) / len(sums)
-        hits, counted = sum(item.hits for _, item, _ in sums), sum(item.counted for _, item, _ in sums)
-        return {
-            "step": step,
-            "loss": float(loss.sum()),
-            "loss_by_step": loss.tolist(),
-            "accuracy_by_step": (hits / counted).tolist(),
-            "hits": hits.tolist(),
-            "counted": counted.tolist(),
-            "learning_rate": self.learning_rate(step - 1),
-            "gradient_norm": sum(n for _, _, n in sums) / len(sums),
-            "tokens_per_second": speed,
-        }
+    def run(
+        self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None
+    ) -> TrainResult:
+        """Train to the last step, or stop cleanly (`truncated`) when `max_seconds` have passed.
 
-    def evaluate(self, step: int) -> None:
-        """Held-out replay: accept length along the decode path and accuracy by position (teacher-forced, k = K)."""
-        if not self.held_out or (self.result.held_out and self.result.held_out[-1]["step"] == step):
-            return
-        walks = walk_samples(self.drafter, (self.store[i] for i in self.held_out), self.settings.ttt_steps)
-        chains, accepted = sum(len(w.starts) for w in walks), sum(sum(w.accepted) for w in walks)
-        positions = torch.cat([w.prefix for w in walks]) if walks else torch.zeros(0)
-        self.result.held_out.append(
-            {
-                "step": step,
-                "chains": chains,
-                "accepted": accepted,
-                "simulated_accept_length": 1 + accepted / max(chains, 1),
-                "all_positions_accept_length": 1 + float(positions.float().mean()) if len(positions) else None,
-                "greedy_text": self.store.manifest.greedy,
-            }
+        Raises:
+            TrainingError: it will not fit into memory, its numbers are not finite, or its loss does not move.
+        """
+        s, result = self.settings, self.result
+        self.require_memory()
+        rate = self.watching.matrix_rate or matrix_rate(self.world.device, self.compute)
+        meter = Meter(self.plain, s.ttt_steps, rate, self.world)
+        if self.world.leader:
+            self.lines = Lines(self.folder, result.history, tensorboard=self.watching.tensorboard)
+        snapshots = {round(share * s.steps) for share in SNAPSHOT_SHARES}
+        if result.steps_done == 0:
+            self.snapshot(0)
+            self.evaluate(0)
+        for step, share in ahead(self.reader, range(result.steps_done, s.steps)):
+            done = step + 1
+            told = done % s.log_every == 0 or done == s.steps
+            meter.count(share)
+            part = moved(share.batch, self.world.device), moved(share.bare, self.world.device)
+            self.window.add(*self.step(step, *part, expected=told))
+            result.steps_done = done
+            if max_seconds is not None and done < s.steps and (told or self.world.size == 1):
+                result.truncated = self.world.same(meter.seconds() > max_seconds)
+            if told or result.truncated:
+                self._tell(done, meter, progress)
+            if result.truncated:
+                break
+            with meter.pause():
+                if done in snapshots:
+                    self.snapshot(done)
+                if done < s.steps:
+                    better = bool(s.evaluate_every) and done % s.evaluate_every == 0 and self.evaluate(done)
+                    if s.checkpoint_every and (done % s.checkpoint_every == 0 or better):
+                        self.save()
+        self.evaluate(result.steps_done)
+        if self.lines is not None:
+            self.lines.close()
+        return result
+
+    def require_memory(self) -> None:
+        """Refuse before the first step what will not fit: the largest batch, with every slot active."""
+        s, lengths = self.settings, self.plan.lengths
+        longest = max(lengths[i] for i in self.train)
+        needed = memory(
+            self.plain.config,
+            sum(p.numel() for p in self.parameters),
+            tokens=max(longest, s.batch_tokens // self.world.size),
+            steps=s.ttt_steps,
+            compute=self.compute,
+            shards=self.world.shards,
+            ranks=self.world.size,
         )
+        limit = self.watching.memory_bytes
+        require_memory(needed, available_memory(self.world.device) if limit is None else limit, s.batch_tokens)
+
+    def _tell(self, done: int, meter: Meter, progress: Callable[[dict[str, Any]], None] | None) -> None:
+        """Write one row of the curve."""
+        self._check(done)
+        ratios = fc_stds(self.drafter.fc.weight, len(self.drafter.config.points), self.world)
+        row = {
+            "step": done,
+            **self.window.row(),
+            "learning_rate": self.learning_rate(done - 1),
+            "fc_std_ratio_by_point": [now / at for now, at in zip(ratios, self.fc_start, strict=True)],
+            **meter.row(self.settings.steps - done),
+        }
+        self.window.clear()
+        self.result.history.append(row)
+        if self.lines is not None:
+            self.lines.write(row)
+            if progress is not None:
+                progress(row)
+
+    def _check(self, done: int) -> None:
+        """Fetch the numbers of the steps so far; stop if they mean nothing. Before anything is written."""
+        self.guard.see(
+            done,
+            self.window.fetch(self.world),
+            lambda step: of_stuck_loss(self) if step is None else of_bad_step(self, step),
+        )
+
+    def evaluate(self, step: int) -> bool:
+        """Held-out replay: accept length along the decode path and accuracy by position (teacher-forced, k = K).
+
+        Returns:
+            whether it is the best so far.
+        """
+        result, ready = self.result, getattr(self.store, "complete", True)
+        if not self.held_out or not ready or (result.held_out and result.held_out[-1]["step"] == step):
+            return False
+        drafter = whole(self.drafter, self.plain)
+        mine = self.held_out[self.world.rank :: self.world.size]
+        walks = walk_samples(drafter, (self.store[i] for i in mine), self.settings.ttt_steps)
+        counts = torch.tensor(
+            [
+                sum(len(w.starts) for w in walks),
+                sum(sum(w.accepted) for w in walks),
+                sum(len(w.prefix) for w in walks),
+                sum(int(w.prefix.sum()) for w in walks),
+            ],
+            device=self.world.device,
+        )
+        chains, accepted, positions, prefix = self.world.sum(counts).tolist()
+        row = {
+            "step": step,
+            "chains": chains,
+            "accepted": accepted,
+            "simulated_accept_length": 1 + accepted / max(chains, 1),
+            "all_positions_accept_length": 1 + prefix / positions if positions else None,
+            "greedy_text": self.store.manifest.greedy,
+        }
+        result.held_out.append(row)
+        better = result.best is None or row["simulated_accept_length"] > result.best["simulated_accept_length"]
+        if better:
+            result.best = row
+        return better
 
     def snapshot(self, step: int) -> None:
         """Write `fc_snapshots/step-NNNNNN.safetensors` with the tensor `fc.weight` in bf16."""
         from safetensors.torch import save_file
 
         path = self.folder / "fc_snapshots" / f"step-{step:06d}.safetensors"
-        fc = self.drafter.fc.weight.detach().to(torch.bfloat16).contiguous()
-        atomic_write(path, lambda temporary: save_file({"fc.weight": fc}, temporary))
+        fc = full(self.drafter.fc.weight.detach()).to("cpu", torch.bfloat16).contiguous()
+        if self.world.leader:
+            atomic_write(path, lambda temporary: save_file({"fc.weight": fc}, temporary))
+
+    def identity(self) -> dict[str, Any]:
+        """What decides this training: a resume must find it the same (`checkpoints.require_same`)."""
+        manifest, drafter = self.store.manifest, self.plain
+        settings = {k: v for k, v in asdict(self.settings).items() if k not in (*WITHOUT_EFFECT, "seed")}
+        return {
+            **settings,
+            "data_seed": self.settings.seed,
+            "points": manifest.points,
+            "states_sha256": {shard.name: shard.sha256 for shard in manifest.shards},
+            "capture_sha256": sha256_json(manifest.identity()),
+            "samples_sha256": sha256_json([self.train, self.held_out, self.plan.lengths, self.plan.first_epoch]),
+            "draft_vocabulary_sha256": sha256_bytes(drafter.d2t.cpu().numpy().tobytes()),
+            "drafter": drafter.config.model_dump(),
+            "world_size": self.world.size,
+            "shards": self.world.shards,
+        }
 
     def save(self) -> None:
-        """Write the resume checkpoint (whole or absent). Read back with `weights_only=True`: nothing is unpickled."""
+        """Write a resume checkpoint (`checkpoints`), unless the numbers since the last one mean nothing."""
+        done, result = self.result.steps_done, self.result
+        self._check(done)
+        tensors = checkpoints.training_tensors(self.drafter, self.optimizer, self.window.seen, self.world)
+        epoch, place = self.plan.position(done)
+        kept = {"weights": True, "optimizer": True, "scheduler": {"last_step": done}, "rng": True}
         state = {
-            "model": self.drafter.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "settings": asdict(self.settings),
-            "result": json.dumps(asdict(self.result)),
+            "run": {"step": done, **kept, "sampler": {"epoch": epoch, "batch": place}, **self.identity()},
+            "best": result.best,
+            "result": asdict(result),
+            "guard": self.guard.state(),
+            "fc_start": self.fc_start,
+            "tensors": checkpoints.shapes(tensors, self.world),
         }
-        atomic_write(self.folder / "resume.pt", lambda temporary: torch.save(state, temporary))
+        checkpoints.save(self.folder, done, tensors, state, self.world)
 
     def resume(self) -> bool:
-        """Continue from the resume checkpoint if there is one with the same settings; True if it was used."""
-        path = self.folder / "resume.pt"
-        if not path.is_file():
+        """Continue from the newest whole checkpoint if there is one; True if it was used.
+
+        Raises:
+            TrainingError: it was written with other data, order, points or settings (all named).
+        """
+        found = self.world.lead(lambda: checkpoints.newest(self.folder, self.note))
+        if found is None:
             return False
-        state = torch.load(path, weights_only=True)
-        if state["settings"] != asdict(self.settings):
-            changed = [name for name, value in asdict(self.settings).items() if state["settings"].get(name) != value]
-            raise TrainingError(
-                f"{path} was written with other settings: {', '.join(changed)}",
-                rule="a resume keeps its settings",
-                fix=f"delete {path} to start again",
-            )
-        self.drafter.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.result = TrainResult(**json.loads(state["result"]))
+        note = self.note if self.world.leader else lambda _: None
+        checkpoints.require_same(found, self.identity(), note)
+        self.window.restore(checkpoints.load(found, self.drafter, self.optimizer, self.world))
+        self.result = TrainResult(**found.state["result"])
+        self.guard.restore(found.state["guard"])
+        self.fc_start = found.state["fc_start"]
         return True
+
+
+def _no_loss(hidden: list[Tensor], head: Tensor, expected: bool) -> tuple[Tensor, StepSums]:
+    """Zero, with zero gradients everywhere: of a rank whose part supervises nothing but must exchange gradients."""
+    none = torch.zeros(len(hidden), dtype=torch.float64, device=head.device)
+    return sum((h.sum() for h in hidden), head.sum()) * 0, StepSums(none, none, none, none if expected else None)
 
 
 def _final_norm(target: Target) -> Callable[[Tensor], Tensor]:
@@ -287,6 +405,6 @@ def _final_norm(target: Target) -> Callable[[Tensor], Tensor]:
 
     @torch.no_grad()
     def apply(last: Tensor) -> Tensor:
-        return target.final_norm(last.to(target.dtype)).to(last.dtype)
+        return target.final_norm(last.to(target.device, target.dtype)).to(last)
 
     return apply

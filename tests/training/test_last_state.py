@@ -8,7 +8,6 @@ import torch
 
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.store import Sample, Store, StoreWriter
-from eagle3lab.training.batches import load_batch
 from eagle3lab.training.trainer import Trainer, TrainSettings
 from tests.tiny import BLOCKS, HIDDEN, POINTS, VOCAB, tiny_drafter, tiny_target
 
@@ -41,8 +40,8 @@ def store(folder: Path, last: str, states: torch.Tensor) -> Store:
 def first_loss(opened: Store, target, tmp_path: Path) -> float:
     settings = TrainSettings(steps=1, ttt_steps=2, precision="fp32")
     trainer = Trainer(tiny_drafter(target), target, opened, [0], [], settings, tmp_path / "run")
-    batch = load_batch(opened, [0], "served", 2, trainer.final_norm)
-    return trainer.step(0, batch)[0]
+    share = trainer.reader(0)
+    return float(trainer.step(0, share.batch, share.bare)[0])
 
 
 def test_pre_norm_store_trains_on_normed_states(tmp_path):

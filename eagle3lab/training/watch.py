@@ -1,0 +1,239 @@
+"""What a training says of itself: rows for the curve, and a stop when its numbers mean nothing.
+
+Numbers of a step stay where they are computed (`Window`); they are fetched, and added up over ranks, only when a row is
+written or a checkpoint is due, so no step waits for the host.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3lab.core.errors import TrainingError, UsageError
+from eagle3lab.core.files import write_text
+from eagle3lab.training.distributed import World, local
+from eagle3lab.training.loss import StepSums
+
+LINES = "training.jsonl"
+"""Rows of the curve, one JSON a line, written while training goes on."""
+FIRST, RECENT = 10, 20
+"""Losses whose means say whether a loss has left its start."""
+LEAST_DROP = 0.02
+"""Share of the start by which a loss must have fallen to have left it, noise (3 standard errors) aside."""
+FIELDS = 5
+
+
+class Window:
+    """Numbers of the steps since the last row: loss, gradient norm, and five sums of each TTT step.
+
+    The sums: weighted loss, hits, counted pairs, expected acceptance, and the counted pairs of the steps that had it.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self.seen = torch.zeros(0, 2 + FIELDS * depth, dtype=torch.float64)
+        self._pending: list[Tensor] = []
+
+    def add(self, loss: Tensor, norm: Tensor, sums: StepSums) -> None:
+        """One step, without waiting for it. loss, norm: scalars on the device."""
+        none = torch.zeros_like(sums.loss)
+        expected = (none, none) if sums.expected is None else (sums.expected, sums.counted)
+        scalars = torch.stack([loss.detach(), norm.detach()]).to(sums.loss)
+        self._pending.append(torch.cat([scalars, sums.loss, sums.hits, sums.counted, *expected]))
+
+    def fetch(self, world: World) -> Tensor:
+        """float64 [n, 2 + 5K] of all steps so far, over all ranks; every rank must call it."""
+        if self._pending:
+            block = torch.stack(self._pending)
+            norms = block[:, 1].clone()  # the norm is that of the whole gradient already
+            world.sum(block)
+            block[:, 1] = norms
+            self.seen = torch.cat([self.seen, block.cpu()])
+            self._pending = []
+        return self.seen
+
+    def restore(self, seen: Tensor) -> None:
+        """Go on from a checkpoint's window."""
+        self.seen = seen.view(-1, self.seen.shape[1])
+
+    def clear(self) -> None:
+        """Begin anew after a row."""
+        self.seen = self.seen[:0]
+
+    def row(self) -> dict[str, Any]:
+        """What the fetched steps say, divided only here."""
+        loss, hits, counted, expected, measured = self.seen[:, 2:].sum(0).view(FIELDS, self.depth)
+        steps = max(len(self.seen), 1)
+        accuracy = _rates(hits, counted)
+        return {
+            "loss": float(loss.sum()) / steps,
+            "loss_by_step": (loss / steps).tolist(),
+            "accuracy_by_step": accuracy,
+            "hits": hits.tolist(),
+            "counted": counted.tolist(),
+            "expected_acceptance_by_step": _rates(expected, measured),
+            "simulated_accept_length": chain_length(accuracy),
+            "gradient_norm": float(self.seen[:, 1].sum()) / steps,
+        }
+
+
+def _rates(hits: Tensor, counted: Tensor) -> list[float | None]:
+    """Shares by TTT step; None where nothing was counted."""
+    pairs = zip(hits.tolist(), counted.tolist(), strict=True)
+    return [hit / count if count else None for hit, count in pairs]
+
+
+def chain_length(rates: Iterable[float | None]) -> float:
+    """1 + sum of running products: accept length, bonus in, if each step were right at its rate given those before."""
+    length, product = 1.0, 1.0
+    for rate in rates:
+        product *= rate or 0.0
+        length += product
+    return length
+
+
+@torch.no_grad()
+def fc_stds(fc: Tensor, points: int, world: World) -> list[float]:
+    """Standard deviation of every point's block of fc [H, P*Ht]; fc may be spread over ranks by rows."""
+    part = local(fc)
+    blocks = part.double().unflatten(-1, (points, -1))
+    count = torch.full((1,), blocks[:, 0].numel(), dtype=torch.float64, device=part.device)
+    sums = torch.cat([blocks.sum((0, 2)), blocks.square().sum((0, 2)), count])
+    # With several copies each row is held several times: all three sums grow alike, and the ratio does not.
+    total, square, n = (x.cpu() for x in world.sum(sums).split([points, points, 1]))
+    return (square / n - (total / n).square()).clamp_min(0).sqrt().tolist()
+
+
+class Guard:
+    """Stops a training whose loss is not finite, or has not left its start when it should have.
+
+    Args:
+        patience: steps after which a loss must have left its start; 0 = never asked.
+    """
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.left = patience, patience == 0
+        self.step = 0
+        self.start: list[float] = []
+        self.recent: list[float] = []
+        self.norms: list[float] = []
+
+    def see(self, last_step: int, seen: Tensor, causes: Callable[[int | None], list[str]]) -> None:
+        """Look at fetched steps, the last of which is `last_step` (counted from 1); those seen before are passed over.
+
+        Args:
+            causes: likely causes, asked only when it stops: of the step that went wrong, or None for a stuck loss.
+
+        Raises:
+            TrainingError: naming the step, the values and the likely causes.
+        """
+        new = seen[len(seen) - (last_step - self.step) :, :2].tolist() if last_step > self.step else []
+        for loss, norm in new:
+            self.step += 1
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise TrainingError(
+                    f"loss {loss:g}, gradient norm {norm:g} at step {self.step}",
+                    rule="both must be finite",
+                    fix=_told([*causes(self.step), *self._rising()]) or "lower the learning rate",
+                )
+            if len(self.start) < FIRST:
+                self.start.append(loss)
+            self.recent, self.norms = [*self.recent[-RECENT + 1 :], loss], [*self.norms[-RECENT + 1 :], norm]
+            self._judge_start(causes)
+
+    def _judge_start(self, causes: Callable[[int | None], list[str]]) -> None:
+        if self.left or self.step < FIRST + RECENT:
+            return
+        first, now = _mean(self.start), _mean(self.recent)
+        error = math.sqrt(_variance(self.start) / FIRST + _variance(self.recent) / RECENT)
+        self.left = now < first - max(3 * error, LEAST_DROP * abs(first))
+        if not self.left and self.step >= self.patience:
+            raise TrainingError(
+                f"the loss is {now:.4g} after {self.step} steps, it began at {first:.4g}",
+                rule=f"within {self.patience} steps it falls by more than {LEAST_DROP:.0%} and its own noise",
+                fix=_told(causes(None)) or "raise learning_rate; eagle3lab doctor --states DIR",
+            )
+
+    def _rising(self) -> list[str]:
+        calm = sorted(self.norms)[: max(1, len(self.norms) // 2)]
+        if len(self.norms) > 3 and self.norms[-1] > 5 * _mean(calm):
+            return [f"learning rate too high: the gradient norm rose from {_mean(calm):.3g} to {self.norms[-1]:.3g}"]
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"left": self.left, "step": self.step, "start": self.start, "recent": self.recent, "norms": self.norms}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def _told(causes: list[str]) -> str:
+    return "likely: " + "; or ".join(causes) if causes else ""
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / max(len(values), 1)
+
+
+def _variance(values: list[float]) -> float:
+    """Of the noise alone, from neighbours: a falling start would count as noise otherwise."""
+    return sum((b - a) ** 2 for a, b in pairwise(values)) / max(2 * (len(values) - 1), 1)
+
+
+class Lines:
+    """The rows of a training as JSON lines, and on to a TensorBoard folder if asked.
+
+    Args:
+        rows: what an earlier part of this training wrote; lines after its checkpoint are dropped.
+    """
+
+    def __init__(self, folder: Path, rows: list[dict[str, Any]], *, tensorboard: bool = False) -> None:
+        self.path = folder / LINES
+        write_text(self.path, "".join(_line(row) for row in rows))
+        self._board: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise UsageError(
+                    "TensorBoard is not installed", rule="--tensorboard needs it", fix="pip install tensorboard"
+                ) from error
+            after = rows[-1]["step"] + 1 if rows else None
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append one row."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+        if self._board is not None:
+            for name, value in _scalars(row):
+                self._board.add_scalar(name, value, row["step"])
+            self._board.flush()
+
+    def close(self) -> None:
+        """End the TensorBoard file, if there is one."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _line(row: dict[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False) + "\n"
+
+
+def _scalars(row: dict[str, Any]) -> Iterable[tuple[str, float]]:
+    """(name, value) of everything numeric; lists by TTT step or point get a number behind the name."""
+    for name, value in row.items():
+        if isinstance(value, list):
+            yield from ((f"{name}/{index}", float(item)) for index, item in enumerate(value) if item is not None)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and name != "step":
+            yield name, float(value)
