@@ -77,6 +77,24 @@ _ALIASES = {
 }
 
 
+_CLASSES = {
+    "KimiK25ForConditionalGeneration": "kimi_k25",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
+    "DeepseekV32ForCausalLM": "deepseek_v32",
+    "GptOssForCausalLM": "gpt_oss",
+    "LlamaForCausalLM": "llama",
+    "Llama4ForConditionalGeneration": "llama4",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2_moe",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "Qwen3NextForCausalLM": "qwen3_next",
+}
+"""Class in `architectures` -> family: SGLang chooses the model file by the class."""
+
+
 @dataclass(frozen=True)
 class Captured:
     """What an engine really captures for a list of ids.
@@ -132,10 +150,13 @@ def check_points(resid_pre: Sequence[int], blocks: int) -> None:
 
 
 def family_of(config: Mapping[str, Any]) -> str | None:
-    """Family of a target's config.json by its `model_type`, then its text config's; None when neither is known."""
+    """Family of a target's config.json by its `model_type`, its text config's, or its class; None when unknown."""
     text = config.get("text_config")
-    for source in (config, text if isinstance(text, Mapping) else {}):
-        name = source.get("model_type")
+    sources = (config, text if isinstance(text, Mapping) else {})
+    names = [source.get("model_type") for source in sources]
+    classes = config.get("architectures")
+    names += [_CLASSES.get(name) for name in classes if isinstance(name, str)] if isinstance(classes, list) else []
+    for name in names:
         if isinstance(name, str) and (name := _ALIASES.get(name, name)) in FAMILIES:
             return name
     return None

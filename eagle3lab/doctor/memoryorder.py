@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 ELEMENTS = 100_000
-_ARRAY = re.compile(r"arange\((\d{1,7})\)\s*(?:as\s+(\w+))?\s*,?\s*shape\s*\[([\d,\s]*)\]")
-_DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8"}
+_ARRAY = re.compile(r"arange\(\s*(\d{1,7})\s*(?:,[^)]*)?\)")
+_SHAPE = re.compile(r"shape\s*[\[(]*\s*(\d[\d,\sx]*)")
+_DTYPES = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32"}
 _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "asfortranarray": np.asfortranarray,
     "ascontiguousarray": np.ascontiguousarray,
@@ -22,17 +23,20 @@ _FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
     "swapaxes": np.swapaxes,
     "moveaxis": np.moveaxis,
 }
+_FUNCTIONS |= {name: getattr(np, name) for name in ("flip", "flipud", "fliplr", "rot90", "rollaxis", "squeeze")}
+_FUNCTIONS |= {"array": np.array, "asarray": np.asarray, "copy": np.copy}
 _METHODS = {"transpose", "swapaxes", "copy", "reshape", "ravel", "squeeze"}
+_ORDERS = ("C", "F", "A", "K")
 
 
 def array_of(description: str) -> np.ndarray | None:
     """`arange(12) as float32, shape [3, 4]` as an array; None when it is something else or too large."""
-    match = _ARRAY.search(description)
-    if match is None or int(match[1]) > ELEMENTS:
+    match, sizes = _ARRAY.search(description), _SHAPE.search(description)
+    if match is None or sizes is None or int(match[1]) > ELEMENTS:
         return None
-    dtype = match[2] or "float32"
-    shape = [int(size) for size in re.findall(r"\d+", match[3])]
-    if dtype not in _DTYPES or int(np.prod(shape, dtype=np.int64)) != int(match[1]):
+    dtype = next((name for name in re.findall(r"[a-z]+\d+", description) if name in _DTYPES), "float32")
+    shape = [int(size) for size in re.findall(r"\d+", sizes[1])]
+    if int(np.prod(shape, dtype=np.int64)) != int(match[1]):
         return None
     return np.arange(int(match[1]), dtype=dtype).reshape(shape)
 
@@ -81,18 +85,31 @@ def _evaluate(node: ast.expr, array: np.ndarray) -> Any:
         return _evaluate(node.value, array)[_evaluate(node.slice, array)]
     if isinstance(node, ast.Attribute) and node.attr in ("T", "mT"):
         return getattr(_evaluate(node.value, array), node.attr)
-    if isinstance(node, ast.Call) and not node.keywords:
+    if isinstance(node, ast.Call):
         return _call(node, array)
     raise ValueError(f"{type(node).__name__} is no view")
 
 
 def _call(node: ast.Call, array: np.ndarray) -> Any:
+    """numpy's functions and methods, and torch's names for the same (`permute`, `contiguous`, `t`)."""
     arguments = [_evaluate(item, array) for item in node.args]
-    if isinstance(node.func, ast.Attribute):
-        if isinstance(node.func.value, ast.Name) and node.func.value.id in ("np", "numpy"):
-            return _FUNCTIONS[node.func.attr](*arguments) if node.func.attr in _FUNCTIONS else None
-        if node.func.attr in _METHODS:
-            return getattr(_evaluate(node.func.value, array), node.func.attr)(*arguments)
+    order = {key.arg: _evaluate(key.value, array) for key in node.keywords}
+    if order and (set(order) != {"order"} or order["order"] not in _ORDERS):
+        raise ValueError("no such view")
     if isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:
-        return _FUNCTIONS[node.func.id](*arguments)
+        return _FUNCTIONS[node.func.id](*arguments, **order)
+    if not isinstance(node.func, ast.Attribute):
+        raise ValueError("no such view")
+    name = node.func.attr
+    if isinstance(node.func.value, ast.Name) and node.func.value.id in ("np", "numpy"):
+        return _FUNCTIONS[name](*arguments, **order) if name in _FUNCTIONS else None
+    owner = _evaluate(node.func.value, array)
+    if name == "contiguous" and not arguments:
+        return np.ascontiguousarray(owner)
+    if name in ("permute", "t"):
+        return owner.transpose(*arguments)
+    if name == "transpose" and len(arguments) == 2 and owner.ndim > 2:
+        return owner.swapaxes(*arguments)  # torch's meaning; numpy refuses it
+    if name in _METHODS:
+        return getattr(owner, name)(*arguments, **order)
     raise ValueError("no such view")

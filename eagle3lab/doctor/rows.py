@@ -6,6 +6,7 @@ Columns of `aux` come in blocks of H, one a capture point in ascending order.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ CLIPPED = ("F16", "F8_E4M3")
 LISTED = 100
 """Rows and places that a report lists; counts are always complete."""
 CELLS = 2_000_000
+PART = 120
+"""Characters of one part of a recipe."""
 
 
 @dataclass(kw_only=True)
@@ -70,9 +73,9 @@ class RowReport:
             self.at_max += int((size == FLOAT_MAX[dtype]).sum())
         if size.size:
             top = int(size.argmax())
-            row, column = divmod(top, self.width)
-            if self.largest is None or size[row, column] > self.largest[0]:
-                self.largest = [float(size[row, column]), row + first, column]
+            y, x = divmod(top, self.width)
+            if self.largest is None or size[y, x] > self.largest[0]:
+                self.largest = [float(size[y, x]), y + first, x]
         self.rows += count
 
 
@@ -90,35 +93,71 @@ def agreement(argmax: Sequence[int], tokens: Sequence[int]) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
-_ROWS_ALL = re.compile(r"^rows?\s+([\d,\sand]+?)\s+(?:is|are)?\s*all\s+(\S+)(?:\s+in\s+columns?\s+(\d+)\.\.(\d+))?$")
+_NUMBERS = r"(?:last|[\d,\s]|\band\b|\.\.|\bto\b|-(?=\d))+?"
+_ROWS_ALL = re.compile(
+    rf"^(?:(?:the|all|in)\s+)*(?:rows?\s+)?(?P<rows>{_NUMBERS})(?:\s*rows?)?"
+    rf"(?:[\s,]+(?:in\s+)?columns?\s+(?P<early>{_NUMBERS}))?\s*(?:\b(?:is|are|all|to)\b|[=:\s])+\s*"
+    rf"(?P<value>[-+]?[\w.]+)(?:[\s,]+(?:in\s+)?columns?\s+(?P<late>{_NUMBERS}))?"
+    r"(?:[\s,]+(?:in|at)\s+point\s+(?P<point>\d+))?$",
+    re.IGNORECASE,
+)
 _NORMAL = re.compile(r"^normal\(\s*([^,()\s]+)\s*,\s*([^,()\s]+)\s*\)$")
-_PLACE = re.compile(r"^\[\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*,\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*\]\s*=\s*([^\s,]+)")
+_PLACE = re.compile(r"^\[\s*(\d+(?:\s*\.\.\s*\d+)?|:)\s*,\s*(\d+(?:\s*\.\.\s*\d+)?|:)\s*\]\s*(?:=|is)\s*([^\s,]+)")
 _COPIES = re.compile(r"rows?\s+([\d,\sand]+?)\s+(?:is|are)\s+(?:an?\s+)?bit-equal\s+cop(?:y|ies)\s+of\s+row\s+(\d+)")
-_WORDS = {"zero": 0.0, "zeros": 0.0, "one": 1.0, "ones": 1.0}
+_WORDS = {"zero": 0.0, "zeros": 0.0, "one": 1.0, "ones": 1.0, "infinite": math.inf, "halves": 0.5}
 
 
-def from_recipe(recipe: str, shape: Sequence[int]) -> np.ndarray | None:
-    """Array of a recipe such as `ones; row 2 all NaN; [1, 0..4] = 65504`; None when a part is not understood."""
+def from_recipe(recipe: str, shape: Sequence[int], *, points: Sequence[int] = (), block: int = 0) -> np.ndarray | None:
+    """Array of a recipe such as `ones; row 2 all NaN; [1, 0..4] = 65504`; None when a part is not understood.
+
+    points, block: ids of the column blocks and their width, for `row 1 all zero in point 30`.
+    """
     if len(shape) != 2 or any(size < 0 for size in shape) or shape[0] * shape[1] > CELLS:
         return None
-    first, *rest = [part.strip() for part in recipe.split(";")]
+    first, *rest = [" ".join(part.split()) for part in recipe.split(";")]
+    if max(map(len, rest), default=0) > PART:
+        return None
     values = _base(first, shape)
     if values is None:
         return None
     for part in rest:
         whole_rows, place = _ROWS_ALL.match(part), _PLACE.match(part)
-        if whole_rows:
-            rows, value = [int(n) for n in re.findall(r"\d+", whole_rows[1])], _number(whole_rows[2])
-            columns = slice(int(whole_rows[3]), int(whole_rows[4]) + 1) if whole_rows[3] else slice(None)
-        elif place:
-            rows = list(range(int(place[1]), int(place[2] or place[1]) + 1)) if int(place[2] or 0) < shape[0] else []
-            columns, value = slice(int(place[3]), int(place[4] or place[3]) + 1), _number(place[5])
+        if place:
+            rows, columns = _listed(place[1], shape[0]), _listed(place[2], shape[1])
+            value = _number(place[3])
+        elif whole_rows:
+            rows, value = _listed(whole_rows["rows"], shape[0]), _number(whole_rows["value"])
+            columns = _listed(whole_rows["early"] or whole_rows["late"] or ":", shape[1])
+            if whole_rows["point"]:
+                columns = _block(int(whole_rows["point"]), points, block, shape[1])
         else:
             return None
-        if value is None or not rows or max(rows) >= shape[0] or (columns.start or 0) >= shape[1]:
+        if value is None or not rows or not columns:
             return None
-        values[rows, columns] = value
+        values[np.ix_(rows, columns)] = value
     return values
+
+
+def _listed(text: str, size: int) -> list[int]:
+    """`2`, `1 and 3`, `0..4`, `2 to 5`, `last` or `:` as places below size; [] when one is outside."""
+    text = text.replace("last", str(size - 1))
+    if text.strip() == ":":
+        return list(range(size))
+    found: list[int] = []
+    for start, stop in re.findall(r"(\d+)(?:\s*(?:\.\.|to|-)\s*(\d+))?", text):
+        first, end = int(start), int(stop or start)
+        if not first <= end < size:
+            return []
+        found += range(first, end + 1)
+    return found
+
+
+def _block(point: int, points: Sequence[int], block: int, width: int) -> list[int]:
+    """Columns of a point; [] when it is none of the points."""
+    if point not in points or not block:
+        return []
+    start = list(points).index(point) * block
+    return list(range(start, start + block)) if start + block <= width else []
 
 
 def copied_rows(recipe: str) -> list[list[int]]:
@@ -141,8 +180,9 @@ def _base(text: str, shape: Sequence[int]) -> np.ndarray | None:
     drawn = _NORMAL.match(text)
     if drawn:
         mean, std = _number(drawn[1]), _number(drawn[2])
-        usable = mean is not None and std is not None and 0 <= std < 1e30
-        return np.random.default_rng(0).normal(mean, std, tuple(shape)).astype(np.float32) if usable else None
+        if mean is None or std is None or not 0 <= std < 1e30:
+            return None
+        return np.random.default_rng(0).normal(mean, std, tuple(shape)).astype(np.float32)
     value = _number(text)
     return None if value is None else np.full(tuple(shape), value, dtype=np.float32)
 

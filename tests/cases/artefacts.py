@@ -134,7 +134,7 @@ def vocabulary_contents(rest: dict[str, Any]) -> dict[str, tuple[str, list[int],
     if isinstance(rest.get("t2d"), list):
         t2d = np.array(rest.pop("t2d"))
         found["t2d"] = ("BOOL", list(t2d.shape), as_bytes("BOOL", t2d))
-    if "t2d_true_ids" in rest:
+    if "t2d_true_ids" in rest and "vocab_size" in (rest.get("draft_config") or {}):
         length = rest["draft_config"]["vocab_size"]
         marks = np.isin(np.arange(length), rest.pop("t2d_true_ids"))
         found["t2d"] = ("BOOL", [length], as_bytes("BOOL", marks))
@@ -143,7 +143,8 @@ def vocabulary_contents(rest: dict[str, Any]) -> dict[str, tuple[str, list[int],
         if name == "d2t":
             values: np.ndarray = np.arange(shape[0])  # kept ids are 2i, so the offset is 2i - i
         elif name == "t2d":
-            values = np.isin(np.arange(shape[0]), 2 * np.arange(entry["true_count"]))
+            kept = np.arange(entry.get("true_count", (shape[0] + 1) // 2))
+            values = np.isin(np.arange(shape[0]), 2 * kept)
         else:
             values = np.random.default_rng(7).normal(0, 0.02, shape)
         found[name] = (dtype, shape, as_bytes(dtype, values))
@@ -167,7 +168,8 @@ def build_draft(rest: dict[str, Any], folder: Path) -> list[str]:
     if "draft_config" in rest:
         (place / "config.json").write_text(json.dumps(rest.pop("draft_config")))
     for name, values in (rest.pop("side_files", None) or {}).items():
-        np.save(place / name, np.array(values))
+        with (place / name).open("wb") as handle:
+            np.save(handle, np.array(values))
     return ["--draft", str(place)]
 
 

@@ -35,7 +35,8 @@ def build_notebook(rest: dict[str, Any], folder: Path) -> list[str]:
         whole = {"cell_type": cell.get("cell_type", "code"), "id": f"c{number}", "metadata": metadata}
         whole["source"] = cell["source"].splitlines(keepends=True)
         if whole["cell_type"] == "code":
-            whole |= {"execution_count": None, "outputs": []}
+            ran = {key: cell[key] for key in ("execution_count", "outputs") if key in cell}
+            whole |= {"execution_count": None, "outputs": [], **ran}
         cells.append(whole)
     place = folder / "notebooks"
     place.mkdir()
@@ -52,6 +53,10 @@ def build_file(rest: dict[str, Any], folder: Path) -> list[str]:
     path = folder / given.get("name", "model.safetensors")
     if "tensor" in given:
         path.write_bytes(one_tensor(given))
+    elif "header_text" in given:
+        raw = given["header_text"].encode()
+        data = bytes.fromhex(given["bytes_hex"]) if "bytes_hex" in given else counted(given.get("data_bytes", 0))
+        path.write_bytes(struct.pack("<Q", len(raw)) + raw + data)
     elif "first_8_bytes_hex" in given:
         with path.open("wb") as handle:
             handle.write(bytes.fromhex(given["first_8_bytes_hex"]))
@@ -69,7 +74,12 @@ def one_tensor(given: dict[str, Any]) -> bytes:
     raw = json.dumps({**header, tensor["name"]: entry}).encode()
     padding = given.get("header_padded_with_spaces_to", 1)
     raw += b" " * (-len(raw) % padding)
-    return struct.pack("<Q", len(raw)) + raw + bytes(range(1, given["data_bytes"] + 1))
+    return struct.pack("<Q", len(raw)) + raw + counted(given["data_bytes"])
+
+
+def counted(size: int) -> bytes:
+    """Bytes that are neither all zero nor all alike."""
+    return bytes(place % 61 + 1 for place in range(size))
 
 
 BUILDERS = [build_log, build_answer, build_notebook, build_file]

@@ -1,4 +1,7 @@
-"""`pytest tests/cases --cases DIR`: every case of every YAML file in DIR is one test (default: tests/cases/data)."""
+"""`pytest tests/cases --cases DIR`: every case of every YAML file in DIR is one test.
+
+Default: `data` (faults of the field) and `variations` (the same kinds with other numbers, names and layouts).
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ import pytest
 import yaml
 
 DATA = Path(__file__).parent / "data"
+VARIATIONS = Path(__file__).parent / "variations"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--cases", default=str(DATA), help="folder of case files, in the format of tests/cases/data/README.md"
-    )
+    parser.addoption("--cases", default="", help="folder of case files, in the format of tests/cases/data/README.md")
 
 
 def load(folder: Path) -> list[dict]:
@@ -27,8 +29,9 @@ def load(folder: Path) -> list[dict]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "case" in metafunc.fixturenames:
-        folder = Path(metafunc.config.getoption("--cases", default=str(DATA)))
-        cases = load(folder)
+        asked = metafunc.config.getoption("--cases", default="")
+        folders = [Path(asked)] if asked else [DATA, VARIATIONS]
+        cases = [case for folder in folders for case in load(folder)]
         if not cases:
-            raise pytest.UsageError(f"no case file in {folder}")
+            raise pytest.UsageError(f"no case file in {asked}")
         metafunc.parametrize("case", cases, ids=[f"{case['file']}/{case['id']}" for case in cases])

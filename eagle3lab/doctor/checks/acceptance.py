@@ -11,6 +11,7 @@ from eagle3lab.acceptance.sources import from_numbers, from_sglang_meta_info, pr
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.readers.launch import parse_args, speculative_config
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import mapping, real, whole
 
@@ -98,11 +99,10 @@ def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None 
 def counters(facts: Facts) -> Iterator[Finding]:
     """vLLM's names: a draft is one verify step, drafted tokens are proposed."""
     values = {name: facts.get(name) for name in ("drafts", "accepted", "drafted")}
-    whole_values = {name: whole(value) for name, value in values.items()}
-    if whole_values["drafts"] is None or whole_values["accepted"] is None:
+    drafts, accepted, drafted = (whole(value) for value in values.values())
+    if drafts is None or accepted is None:
         yield info("drafts", "acceptance is unknown: a counter is absent", accept_length=None, accept_rate=None)
         return
-    drafts, accepted, drafted = (whole_values[name] for name in ("drafts", "accepted", "drafted"))
     try:
         counts = from_numbers(verify_steps=drafts, accepted=accepted, proposed=drafted)
     except AcceptanceError as problem:
@@ -179,13 +179,17 @@ def tree(facts: Facts) -> Iterator[Finding]:
     code="accept-ceiling",
     title="accept length against what is possible",
     reads=("accept_length",),
-    also=("steps", "topk", "draft_tokens", "samples"),
+    also=("steps", "topk", "draft_tokens", "samples", "launch_args"),
     rule="1 <= accept length <= draft steps + 1 (bonus in)",
     fix="measure again and print counts beside the length",
 )
 def bounds(facts: Facts) -> Iterator[Finding]:
     """One length, or several by name."""
     steps, topk, tokens = (whole(facts.get(name)) for name in ("steps", "topk", "draft_tokens"))
+    if steps is None and facts.get("launch_args"):
+        launch = parse_args(facts["launch_args"])
+        asked = speculative_config(launch).get("num_speculative_tokens")
+        steps = launch.number("speculative-num-steps") or whole(asked)
     top = ceiling(steps, topk, tokens)
     given = facts.get("accept_length")
     named = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else [("", given)]

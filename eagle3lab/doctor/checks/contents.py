@@ -84,8 +84,10 @@ def _judge(entry: TensorEntry, values: np.ndarray, complete: bool) -> Finding | 
             first=first if complete else None,
         )
     low, high = float(values.min()), float(values.max())
-    if low != high:
+    if low != high or entry.count == 1:  # one number cannot vary
         return None
+    if low == 0.0 and entry.name.endswith("bias"):
+        return info(entry.name, f"{entry.name} is all zero: as initialised", actual=0.0)
     if low == 0.0:
         return error(
             entry.name, f"{entry.name} is all zero ({len(values)} values {seen})", actual=0.0, shape=entry.shape

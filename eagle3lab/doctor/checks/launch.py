@@ -118,6 +118,9 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
             evidence=signs,
         )
     elif launch.times["speculative-algorithm"] == 1:
+        if effective == "EAGLE3" and launch.has("speculative-token-map"):
+            text = "--speculative-token-map is ignored under EAGLE3: the draft's own d2t is used"
+            yield info("--speculative-token-map", text, actual=launch.value("speculative-token-map"))
         yield info(flag, f"algorithm in force: {effective}", actual=given, effective_algorithm=effective)
 
 
@@ -266,7 +269,8 @@ def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
     name = "SGLANG_SIMULATE_ACC_LEN"
     raw = facts.mapping("env").get(name)
     if raw is None and facts.get("launch_args"):
-        words = parse_args(facts["launch_args"]).words
+        launch = parse_args(facts["launch_args"])
+        words = [*launch.words, *(value for values in launch.flags.values() for value in values)]  # docker run -e A=B
         raw = next((word.partition("=")[2] for word in words if word.startswith(name + "=")), None)
     if raw is None or str(raw).strip() == "":
         return

@@ -68,12 +68,30 @@ def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Findin
     declared = {p.name: p for cell in tagged[:1] for p in parameters_of(cell)}
     findings = [_unknown(str(key), declared) for key in given if key not in declared]
     findings += [wrong for key, value in given.items() if key in declared and (wrong := _type(declared[key], value))]
-    findings += [_derived(p, derived) for p in declared.values() if (derived := [n for n in p.needs if n in declared])]
+    findings += [_derived(p, derived) for p in declared.values() if (derived := _stale(p, declared, given))]
     for finding in findings:
         yield dataclasses.replace(finding, evidence={**finding.evidence, **would})
     if given and not findings:
         said = ", ".join(map(str, given))
         yield info("parameters", f"{said} take effect" if len(given) > 1 else f"{said} takes effect", **would)
+
+
+def _stale(parameter: Parameter, declared: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[str]:
+    """Names that this value is computed from and that a runner replaces behind it; without a run, all of them.
+
+    A derived value that is itself given is not stale.
+    """
+    names = [name for name in parameter.needs if name in declared]
+    if not given:
+        return names
+    below = [name for name in names if name in given or _stale(declared[name], _before(name, declared), given)]
+    return [] if parameter.name in given else below
+
+
+def _before(name: str, declared: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The parameters that stand above this one: a value can only be computed from those."""
+    keys = list(declared)
+    return {key: declared[key] for key in keys[: keys.index(name)]}
 
 
 def _unknown(key: str, declared: Mapping[str, Parameter]) -> Finding:
@@ -203,7 +221,9 @@ def _limits(notebook: Notebook, flag: float | None, runner: str, used_as: str) -
 
 
 def _too_long(notebook: Notebook, limit: float | None) -> Iterator[Finding]:
-    for cell in notebook.code if limit is not None else ():
+    if limit is None:
+        return
+    for cell in notebook.code:
         seconds = cell.seconds if cell.seconds is not None else slept(cell)
         if seconds is not None and seconds > limit:
             count = len(notebook.code)

@@ -14,6 +14,8 @@ from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import id_list, items, mapping, real, whole
 from eagle3lab.doctor.weightfile import from_description, tensor_bytes
 
+_DESCRIBED = ("header_text", "tensor", "tensors", "declared", "data_bytes")
+"""Facts that describe one file, when they are not written under `file`."""
 ZEROS_LIKELY = ["disk was full", "download stopped", "sparse copy"]
 PACK = "pack many samples into one tensor with offsets"
 
@@ -55,7 +57,8 @@ def header_plan(facts: Facts) -> Iterator[Finding]:
 @check(
     code="file-is-weights",
     title="weight file that is not the weights",
-    reads=("file|weight_files",),
+    reads=("file|weight_files|header_text|data_bytes",),
+    also=("tensor", "declared", "bytes_hex"),
     rule="a safetensors file has a header, and bytes for exactly what the header declares",
     fix="fetch the file again",
     symptom="header too large, header too small, invalid JSON, or metadata does not cover the file",
@@ -63,6 +66,8 @@ def header_plan(facts: Facts) -> Iterator[Finding]:
 def files_whole(facts: Facts) -> Iterator[Finding]:
     """One described file, or every weight file of a folder."""
     described = facts.get("file")
+    if described is None and (facts.has("header_text") or facts.has("data_bytes")):
+        described = {name: facts[name] for name in _DESCRIBED if facts.has(name)}
     found = [from_description(described)] if isinstance(described, Mapping) else []
     found += [dict(mapping(item)) for item in mapping(facts.get("weight_files")).values()]
     for item in found:
@@ -106,7 +111,12 @@ def about_file(item: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _about_fault(name: str, fault: Mapping[str, Any]) -> Finding:
     tensor = str(fault.get("tensor"))[:120]
-    evidence = {"tensor": tensor, "needed": fault.get("needed"), "found": fault.get("found"), "kind": fault.get("kind")}
+    evidence: dict[str, Any] = {
+        "tensor": tensor,
+        "needed": fault.get("needed"),
+        "found": fault.get("found"),
+        "kind": fault.get("kind"),
+    }
     text = str(fault.get("message"))[:240]
     text = text if tensor in text else f"{text} (last tensor {tensor})"
     return error(name, f"{name}: {text}", actual=fault.get("found"), **evidence)
@@ -129,6 +139,8 @@ def index_and_files(facts: Facts) -> Iterator[Finding]:
         return
     yield from _missing_files(weight_map, files)
     for name in sorted(set(weight_map.values()) & files.keys()):
+        if files[name] is None:
+            continue
         inside = mapping(files[name])
         lost = [key for key, where in weight_map.items() if where == name and key not in inside]
         stray = [key for key in inside if weight_map.get(key) != name]
@@ -157,7 +169,7 @@ def _missing_files(weight_map: Mapping[str, str], files: Mapping[str, Any]) -> I
 def _total(index: Mapping[str, Any], weight_map: Mapping[str, str], files: Mapping[str, Any]) -> Iterator[Finding]:
     declared = whole(mapping(index.get("metadata")).get("total_size"))
     named = set(weight_map.values())
-    if declared is None or named - set(map(str, files)):
+    if declared is None or named - set(map(str, files)) or any(files[name] is None for name in named):
         return
     entries = [entry for name in named for entry in mapping(files[name]).values()]
     sizes = [
@@ -216,7 +228,9 @@ def values(facts: Facts) -> Iterator[Finding]:
         yield info("tensor", f"{decoded.size} finite values", **evidence)
         return
     place = [int(axis) for axis in bad[0]]
-    where = {"row": place[0], "column": place[-1]} if len(place) > 1 else {"place": place[0] if place else 0}
+    where: dict[str, Any] = (
+        {"row": place[0], "column": place[-1]} if len(place) > 1 else {"place": place[0] if place else 0}
+    )
     count = evidence["nan_values"]
     what = f"{count} NaN" if count else f"{len(bad)} infinite"
     yield error("tensor", f"{what}, first at {place}", actual=len(bad), **where, **evidence)

@@ -40,9 +40,9 @@ def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[
             actual="inf", inf_values=report.inf_values, row=row, column=column, point=point,
         )  # fmt: skip
     if report.zero_row_count and report.zero_rows:
-        row, blocks = next(iter(report.zero_rows.items()))
-        all_points = len(blocks) >= max(len(points), 1)
-        there = f"all {len(blocks)} points" if all_points else "point " + ", ".join(names[b] for b in blocks)
+        row, empty = next(iter(report.zero_rows.items()))
+        all_points = len(empty) >= max(len(points), 1)
+        there = f"all {len(empty)} points" if all_points else "point " + ", ".join(names[b] for b in empty)
         more = f"; {report.zero_row_count} such rows" if report.zero_row_count > 1 else ""
         yield warning(where, f"row {row} is zero in {there}{more}", zero_rows=list(report.zero_rows), zero_points=there)
     if report.at_max and dtype in FLOAT_MAX:
@@ -73,12 +73,13 @@ def finite(facts: Facts) -> Iterator[Finding]:
     """Contents given in full, or by a recipe."""
     shape = id_list(facts.get("shape")) or []
     given = facts.get("values")
-    values = from_values(given) if given is not None else from_recipe(str(facts.get("recipe") or ""), shape)
+    points = id_list(facts.get("points")) or []
+    block = whole(facts.get("H")) or (shape[1] // len(points) if points and len(shape) == 2 else 0)
+    recipe = str(facts.get("recipe") or "")
+    values = from_values(given) if given is not None else from_recipe(recipe, shape, points=points, block=block)
     if values is None:
         yield info("recipe", "could not check the states because their contents are not understood")
         return
-    points = id_list(facts.get("points")) or []
-    block = whole(facts.get("H")) or (values.shape[1] // len(points) if points else 0)
     dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
     report = RowReport()
     block = block if 0 < block <= values.shape[1] else 0
@@ -106,7 +107,7 @@ def swapped(facts: Facts) -> Iterator[Finding]:
     text_of, seen = [t or [] for t in tokens], [s or [] for s in states]
     own = [agreement(s, t) for s, t in zip(seen, text_of, strict=True)]
     best = {str(i): _best(i, seen[i], text_of, own[i]) for i in range(len(seen))}
-    evidence = {"next_token_agreement": own, "best_match_of_states": best}
+    evidence: dict[str, Any] = {"next_token_agreement": own, "best_match_of_states": best}
     moved = {int(i): j for i, j in best.items() if j is not None and int(i) != j}
     pairs = sorted({(min(i, j), max(i, j)) for i, j in moved.items() if moved.get(j) == i})
     for i, j in pairs:

@@ -36,8 +36,9 @@ def vocab_missing(facts: Facts) -> Iterator[Finding]:
     size = seen.draft_vocab or seen.lm_head_rows
     if not seen.d2t_absent or not size or not seen.vocab or size >= seen.vocab:
         return
-    side = [name for name in facts.mapping("side_files") if "d2t" in name or "vocab" in name]
-    numbers = {"draft_vocab": size, "vocab": seen.vocab}
+    side = list(facts.mapping("side_files"))
+    side.sort(key=lambda name: "d2t" not in name.lower())
+    numbers: dict[str, Any] = {"draft_vocab": size, "vocab": seen.vocab}
     if side:
         yield error(
             "d2t",
@@ -180,6 +181,9 @@ def vocab_offsets(facts: Facts) -> Iterator[Finding]:
             out_of_range=few(targets[outside]),
             **numbers,
         )
+    elif agree is not None and not agree.all() and seen.t2d_true != len(targets):
+        text = f"{int((~agree).sum())} of {len(targets)} targets are not marked by t2d, which marks {seen.t2d_true}"
+        yield info("d2t", f"{text}: its count is told by vocab-lengths", **numbers)
     elif agree is not None and not agree.all():
         place = int(np.argmin(agree))
         unmapped = np.setdiff1d(seen.kept, targets) if seen.kept is not None else np.array([])

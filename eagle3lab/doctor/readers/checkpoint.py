@@ -23,6 +23,9 @@ from eagle3lab.doctor.tensor_names import is_map
 
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
+MAP_FILE = re.compile(r"d2t|t2d|vocab_?map|token_?map|hot_token", re.IGNORECASE)
+MAP_SUFFIXES = (".npy", ".npz", ".pt", ".pth", ".bin", ".pkl", ".json", ".txt")
+"""Files that trainers write a map to; a .safetensors file is read by every loader, so its tensors count as weights."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 INDEX = "model.safetensors.index.json"
 
@@ -158,12 +161,15 @@ def _maps(headers: list[Header], facts: Facts) -> None:
 
 
 def _side_files(folder: Path, facts: Facts) -> None:
-    """Vocabulary maps beside the weights (d2t.npy, t2d.npy): only that they are there, and their length."""
+    """Vocabulary maps beside the weights (d2t.npy, vocab_mapping.pt): only that they are there, and their length."""
     found: dict[str, Any] = {}
-    for name in ("d2t.npy", "t2d.npy", "d2t.pt", "vocab_mapping.pt"):
-        path = folder / name
-        if path.is_file() and inside(path, folder.resolve()):
-            found[name] = _npy_length(path) if path.suffix == ".npy" else None
+    try:
+        entries, _ = list_folder(folder)
+    except ReadError:
+        return  # a single file was given, in a folder of its own size
+    for path in entries:
+        if MAP_FILE.search(path.name) and path.suffix in MAP_SUFFIXES and path.is_file():
+            found[path.name] = _npy_length(path) if path.suffix == ".npy" else None
     if found:
         facts.put("side_files", found, str(folder))
 

@@ -85,8 +85,8 @@ class Launch:
 
     def value(self, flag: str) -> str | None:
         """First value of the flag's last occurrence; None when absent or a bare switch."""
-        values = self.flags.get(flag) or [None]
-        return values[0]
+        values = self.flags.get(flag)
+        return values[0] if values else None
 
     def number(self, flag: str) -> int | None:
         """The flag's value as a whole number; None when absent or not one."""
@@ -143,7 +143,11 @@ def engine_of(args: Any) -> str:
     """`vllm` when the words name vLLM or its speculative config, else `sglang`."""
     launch = parse_args(args)
     vllm_flags = {"speculative-config", "max-model-len", "no-enable-prefix-caching", "kv-transfer-config"}
-    named = any(re.search(r"(^|/)vllm(\.|$)", word) for word in launch.words)
+    words = [*launch.words, *(value for values in launch.flags.values() for value in values)]  # behind docker's flags
+    if any(re.fullmatch(r"sglang(\.[\w.]+)?", word) for word in words):
+        return "sglang"
+    named = any(re.search(r"(^|/)vllm(\.|/vllm-openai|$)|^vllm/", word) for word in launch.words)
+    named = named or any(re.match(r"vllm(\.entrypoints|/vllm-openai|$)", word) for word in words)
     dotted = any(flag.startswith("speculative-config.") for flag in launch.flags)
     return "vllm" if named or dotted or vllm_flags & launch.flags.keys() else "sglang"
 
@@ -185,14 +189,23 @@ def read(value: str, facts: Facts) -> None:
     if not args:
         raise UsageError(f"no flags in {source}", rule="a launch line has --flags", fix="paste the whole command")
     facts.put("launch_args", args, source)
+    named = parse_args(args).value("config")
+    if named:
+        facts.could_not(f"the flags in {named[:120]}", "a launch line is read, not the files that it names",
+                        fix=f"eagle3lab doctor --launch {named[:120]}")  # fmt: skip
     if env:
         facts.put("env", {**facts.mapping("env"), **env}, source)
 
 
 def _from_config(parsed: Any, source: str) -> tuple[list[str], dict[str, str]]:
-    """Flags of a config file: `{flag: value}` (true is a switch, false leaves it out), or a list of words."""
-    if isinstance(parsed, list):
+    """Flags of a config file: `{flag: value}` (true is a switch, false leaves it out), or a list of words.
+
+    A container's `command` and `args` (compose, Kubernetes) are found wherever they stand in the file.
+    """
+    if isinstance(parsed, list) and all(isinstance(word, (str, int, float)) for word in parsed):
         return [str(word) for word in parsed], {}
+    if (inner := _container(parsed)) is not None:
+        return inner
     if not isinstance(parsed, dict):
         raise ReadError(f"{source} holds a {type(parsed).__name__}", rule="flags and values")
     words: list[str] = []
@@ -204,6 +217,39 @@ def _from_config(parsed: Any, source: str) -> tuple[list[str], dict[str, str]]:
             items = value if isinstance(value, list) else [value]
             words += [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
     return words, {}
+
+
+def _container(parsed: Any) -> tuple[list[str], dict[str, str]] | None:
+    """(words, variables) of the first container whose command or args hold a flag of a model server; None without."""
+    stack = [parsed]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, dict):
+            words: list[str] = []
+            for key in ("entrypoint", "command", "args"):
+                value = item.get(key)
+                words += split_words(value) if isinstance(value, str) else []
+                words += [str(word) for word in value] if isinstance(value, list) else []
+            if any(re.match(r"--(model|speculative)", word) for word in words):
+                return words, _variables(item.get("environment", item.get("env")))
+            stack.extend(reversed(list(item.values())))
+        elif isinstance(item, list):
+            stack.extend(reversed(item))
+    return None
+
+
+def _variables(given: Any) -> dict[str, str]:
+    """`{A: b}`, `["A=b"]` or `[{name: A, value: b}]` as a mapping."""
+    if isinstance(given, dict):
+        return {str(name): str(value) for name, value in given.items()}
+    found: dict[str, str] = {}
+    for item in given if isinstance(given, list) else []:
+        if isinstance(item, dict) and "name" in item:
+            found[str(item["name"])] = str(item.get("value", ""))
+        elif isinstance(item, str) and "=" in item:
+            name, _, value = item.partition("=")
+            found[name] = value
+    return found
 
 
 def _from_command(words: list[str]) -> tuple[list[str], dict[str, str]]:

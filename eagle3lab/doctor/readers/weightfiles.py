@@ -52,6 +52,6 @@ def add_index(folder: Path, entries: list[Path], facts: Facts) -> None:
         try:
             tensors[path.name] = read_header(path, limit=PARSED).as_facts()
         except HeaderError:
-            return  # its findings come first: without its header nothing can be said about the index
+            tensors[path.name] = None  # there, but not to be looked into: `file-is-weights` tells what it is
     facts.put("index", value, str(index))
     facts.put("files", tensors, str(folder))
