@@ -20,8 +20,15 @@ from eagle3lab.inspection.families import Family, families
 from eagle3lab.inspection.formats import grid
 from eagle3lab.inspection.report import plain
 
+SIX_DIGITS = 5.000001e-7
+"""Half a unit of the last digit of 0.000000."""
 NEAR = 0.40
 """A family is a candidate when its std is within this share of the reported one."""
+DRAWN_BY = {
+    "kaiming-uniform": "torch nn.Linear (TorchSpec, EAGLE)",
+    "normal-0.02": "transformers post_init (SpecForge, speculators)",
+}
+"""Family -> what draws fc from it (EAGLE cb7e084, TorchSpec 6dda2bf, SpecForge a6b6b02, speculators c05b95b)."""
 AT_INIT = 1e-3
 """Relative distance of std to a family's below which nothing speaks against an untouched draw."""
 
@@ -35,6 +42,7 @@ class NumberPair:
     std: float
     rounding: float = 0.0
     families: list[dict[str, Any]] = field(default_factory=list)
+    in_short: str = ""
     nearest: str | None = None
     update_ratio: float | None = None
     follows: list[str] = field(default_factory=list)
@@ -53,11 +61,13 @@ class NumberPair:
     def as_text(self) -> str:
         """Prose for a terminal or a notebook."""
         rows, columns = self.shape
-        lines = [f"fc {rows} x {columns} ({rows * columns:,} entries), mean {self.mean:g}, std {self.std:g}", ""]
+        lines = [f"fc {rows} x {columns} ({rows * columns:,} entries), mean {self.mean:g}, std {self.std:g}"]
+        lines += [f"In short: {self.in_short}", ""]
         if self.families:
-            lines += [f"  {'initial family':<22}{'std':>12}  {'reported / it':>13}  {'standard errors':>15}"]
+            lines += [f"  {'initial family':<17}{'std':>10}  {'reported / it':>13}  {'standard errors':>15}  drawn by"]
             lines += [
-                f"  {f['name']:<22}{f['std']:>12.7f}  {f['ratio']:>13.5f}  {f['standard_errors']:>15,.0f}"
+                f"  {f['name']:<17}{f['std']:>10.7f}  {f['ratio']:>13.5f}  {f['standard_errors']:>15,.0f}  "
+                f"{DRAWN_BY.get(f['name'], 'no known trainer')}"
                 for f in self.families
             ]
             lines += [""]
@@ -85,17 +95,19 @@ def answer_number_pair(shape: tuple[int, int], mean: float | str, std: float | s
     Raises:
         UsageError: text that is no number, or a negative std.
     """
-    mean, _ = _number("--mean", mean)
+    mean, mean_rounding = _number("--mean", mean)
     std, rounding = _number("--std", std)
     answer = NumberPair(shape, mean, std, rounding)
     if math.isfinite(std) and std < 0:
         raise UsageError(f"--std {std:g}", rule="a standard deviation is not negative")
     if not (math.isfinite(std) and math.isfinite(mean)):
+        answer.in_short = "fc is dead: it holds numbers that are not finite."
         answer.follows.append("DEAD: a mean or std that is not a finite number means that fc holds NaN or infinity.")
         answer.does_not_follow.append("how many entries are hit: one is enough to make both numbers NaN.")
         answer.decides.append("eagle3lab inspect CHECKPOINT counts them and names the first row and column.")
         return answer
     if std == 0:
+        answer.in_short = "fc is dead, or its std was printed with too few digits."
         answer.follows.append(f"DEAD: std 0 means that every entry is {mean:g}: fc passes on nothing of the states.")
         answer.does_not_follow.append("why: zeroed on purpose, never loaded, or printed with too few digits.")
         answer.decides.append("print std with %.3e, or eagle3lab inspect CHECKPOINT.")
@@ -110,7 +122,7 @@ def answer_number_pair(shape: tuple[int, int], mean: float | str, std: float | s
             "standard_errors": (std - family.std) / se, "std_se": se,
         })  # fmt: skip
     near = min(known, key=lambda family: abs(std / family.std - 1))
-    _conclusions(answer, near, n)
+    _conclusions(answer, near, n, mean_rounding)
     return answer
 
 
@@ -128,13 +140,15 @@ def _number(flag: str, value: float | str) -> tuple[float, float]:
     return number, 0.5 * 10.0**exponent if isinstance(exponent, int) else 0.0
 
 
-def _conclusions(answer: NumberPair, near: Family, n: int) -> None:
+def _conclusions(answer: NumberPair, near: Family, n: int, mean_rounding: float) -> None:
     std, ratio = answer.std, answer.std / near.std
     mean_se = std / math.sqrt(n)
     answer.follows.append("not zero and not constant: std is above 0.")
     if abs(ratio - 1) > NEAR:
         closest = f"{near.name} ({near.std:.7f}, ratio {ratio:.3f})"
         answer.follows.append(f"no listed initial family is within {NEAR:.0%}; the nearest is {closest}.")
+        answer.in_short = "not dead, and of no initial family that is listed; whether it was trained cannot be told."
+        answer.does_not_follow.append("that it was trained: a draw of another scale prints the same pair.")
     else:
         answer.nearest = near.name
         se = next(f for f in answer.families if f["name"] == near.name)
@@ -144,23 +158,38 @@ def _conclusions(answer: NumberPair, near: Family, n: int) -> None:
                 f"std is {distance}, within the digits it was printed with (± {answer.rounding:.1e}): that decides "
                 "nothing."
             )
+            answer.in_short = f"not dead; std has too few digits to tell an untouched {near.name} from a trained fc."
         elif abs(ratio - 1) < AT_INIT:
             answer.follows.append(f"std is {distance}: what an untouched draw of that family would print.")
+            answer.in_short = f"not dead, but these are the numbers of an untouched {near.name}: look into the file."
+            hidden = math.sqrt((1 + AT_INIT) ** 2 - 1)
+            answer.does_not_follow.append(
+                f"that nothing was trained: an update below {hidden:.1%} of the initial RMS moves std by less than "
+                f"{AT_INIT:.1%}."
+            )
         else:
             answer.follows.append(
                 f"std is {distance}, {abs(se['standard_errors']):,.0f} standard errors: not an untouched draw of it."
             )
+            answer.in_short = (
+                f"not dead, and not an untouched {near.name}: consistent with real training. Two numbers cannot say "
+                "how well it was trained, nor that a server uses it."
+            )
             _size(answer, near, ratio, n)
-    answer.follows.append(_about_the_mean(answer, mean_se))
+    answer.follows.append(_about_the_mean(answer, mean_se, mean_rounding))
     low, high = _bf16_neighbours(std)
     if min(std - low, high - std) > answer.rounding:
         around = f"neighbours {low:.7f} and {high:.7f}"
         answer.follows.append(f"the std was computed in float32 or better: {std:g} is no bfloat16 number ({around}).")
+    if answer.nearest:
+        answer.does_not_follow.append(
+            f"that the initial family was {near.name}: a normal draw with std {std:g} prints the same pair."
+        )
     answer.does_not_follow += [
-        f"that the initial family was {near.name}: a normal draw with std {std:g} prints the same pair.",
         "that it is well trained, or that it helps: weights can show that something moved, acceptance on held-out "
         "prompts shows what it is worth.",
-        "that a server uses it: with --speculative-algorithm EAGLE an EAGLE-3 fc is skipped without a word.",
+        "that a server uses it: with --speculative-algorithm EAGLE SGLang skips an EAGLE-3 fc without a word. "
+        "eagle3lab doctor --draft DRAFT --target TARGET --launch '...' looks for such causes of zero acceptance.",
     ]
     if answer.update_ratio is not None and ratio > 1 and answer.shape[1] % 3 == 0:
         excess = ratio**2 - 1
@@ -173,13 +202,22 @@ def _conclusions(answer: NumberPair, near: Family, n: int) -> None:
     _deciders(answer, near)
 
 
-def _about_the_mean(answer: NumberPair, se: float) -> str:
+def _about_the_mean(answer: NumberPair, se: float, rounding: float) -> str:
     native = native_mean(answer.shape)
-    if abs(answer.mean) < 5e-7:
-        shown = math.erf(5e-7 / (se * math.sqrt(2)))
+    if abs(answer.mean) < SIX_DIGITS:
+        shown = math.erf(SIX_DIGITS / (se * math.sqrt(2)))
+        if shown < 0.05 and rounding > SIX_DIGITS:
+            return f"the mean says nothing: its standard error is {se:.1e} and it was given as {answer.mean:g}."
+        if shown < 0.05:
+            return (
+                f"the mean is closer to zero than chance: its standard error is {se:.1e}, {shown:.1%} of draws print "
+                "0.000000. Is it the mean of this tensor?"
+            )
+        few = "Printed with six digits it" if rounding > SIX_DIGITS else "It"
         return (
             f"the mean says almost nothing: its standard error is {se:.1e}, and {shown:.0%} of untouched draws print "
-            f"0.000000 too. It only speaks against a uniform drawn in bfloat16, whose mean is {native:.1e}."
+            f"0.000000 too. {few} only speaks against a uniform drawn directly in bfloat16 on a CPU, whose mean is "
+            f"{native:.1e}."
         )
     text = f"the mean is {abs(answer.mean) / se:,.1f} standard errors ({se:.1e}) from zero"
     if abs(answer.mean - native) < max(4 * se, 0.02 * abs(native)):

@@ -40,6 +40,30 @@ def test_other_values_get_other_answers(std: str, word: str) -> None:
     assert word in answer_number_pair(KIMI, "0.0", std).as_text()
 
 
+@pytest.mark.parametrize(
+    ("std", "words"),
+    [
+        ("0.004037", "not an untouched kaiming-uniform: consistent with real training"),
+        ("0.0039371", "the numbers of an untouched kaiming-uniform"),
+        ("0.0039", "too few digits"),
+        ("0.5", "of no initial family that is listed"),
+        ("0", "fc is dead"),
+        ("inf", "fc is dead"),
+    ],
+)
+def test_the_second_line_is_the_answer(std: str, words: str) -> None:
+    first, second, *_ = answer_number_pair(KIMI, "0.0", std).as_text().splitlines()
+    assert second.startswith("In short: ") and words in second
+    assert "moved" not in first
+
+
+def test_a_mean_of_one_digit_speaks_against_nothing() -> None:
+    assert "Printed with six digits it only" in answer_number_pair(KIMI, "0.0", "0.004037").as_text()
+    assert "says nothing" in answer_number_pair((64, 192), "0.0", "0.5").as_text()
+    assert "closer to zero than chance" in answer_number_pair((64, 192), "0.000000", "0.5").as_text()
+    assert "too. It only speaks" in answer_number_pair(KIMI, "0.000000", "0.004037").as_text()
+
+
 def test_digits_that_were_not_printed_decide_nothing() -> None:
     assert "decides nothing" in answer_number_pair(KIMI, "0.0", "0.0039").as_text()
     assert "not an untouched draw" in answer_number_pair(KIMI, "0.0", "0.003900").as_text()
