@@ -21,6 +21,9 @@ def capture(
     exchange: Annotated[Path | None, typer.Option(help="The hook's exchange folder.")] = None,
     concurrency: Annotated[int, typer.Option(help="Requests in flight, with --server.")] = 32,
     dtype: Annotated[str | None, typer.Option(help="Type to compute in, with --replies.")] = None,
+    last: Annotated[
+        str | None, typer.Option(help="Last state after (post) or before (pre) the final norm, with --replies.")
+    ] = None,
     json_output: JsonFlag = False,
 ) -> None:
     """Capture the target's states: of a run's corpus, or of a file of replies. An interrupted capture goes on."""
@@ -29,7 +32,8 @@ def capture(
 
     note = lambda line: typer.echo(line, err=True)  # noqa: E731
     if replies is None:
-        given = {"--out": out, "--target": target, "--server": server, "--exchange": exchange, "--dtype": dtype}
+        given = {"--out": out, "--target": target, "--server": server, "--exchange": exchange, "--dtype": dtype,
+                 "--last": last}  # fmt: skip
         if named := [name for name, value in given.items() if value is not None]:
             raise UsageError(f"{', '.join(named)} without --replies", rule="a run knows its own target and folder")
         from eagle3lab.steps import verbs
@@ -50,6 +54,7 @@ def capture(
         exchange=exchange,
         concurrency=concurrency,
         dtype=dtype,
+        last=last or "post",
         progress=lambda tokens, total: say(f"captured (of {total})", tokens),
         note=note,
     )

@@ -126,7 +126,7 @@ def _change_of_last(source: Path, have: Last, want: Last, target: Path | None) -
         raise StoreError(
             f"the last state in {source} was captured after the target's final norm",
             rule="speculators needs it before the norm, and a norm cannot be undone",
-            fix="capture again: eagle3lab capture --last pre",
+            fix="capture again: eagle3lab capture --replies FILE --out FOLDER --last pre",
         )
     if target is None:
         raise StoreError(

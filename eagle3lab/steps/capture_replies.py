@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.ranks import shared_sink
@@ -31,6 +31,7 @@ from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 
 TOKENS_PER_SHARD = 32_768
+LAST: dict[str, Literal["post_norm", "pre_norm"]] = {"post": "post_norm", "pre": "pre_norm"}
 TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
 
 
@@ -87,6 +88,7 @@ def capture_replies(
     exchange: Path | None = None,
     concurrency: int = 32,
     dtype: str | None = None,
+    last: str = "post",
     progress: Callable[[int, int], None] | None = None,
     note: Callable[[str], None] = print,
 ) -> CapturedReplies | None:
@@ -97,12 +99,21 @@ def capture_replies(
         target: local folder of the target; None = where `eagle3lab fetch` put it.
         server: URL of an SGLang that was started with the capture hook. exchange: the hook's exchange folder.
         dtype: type to compute in; None = the profile's.
+        last: the last state after (`post`) or before (`pre`) the target's final norm; a server gives it after.
 
     Returns:
         None on ranks other than 0: there is one result, and one who prints it.
     """
     if (server is None) != (exchange is None):
         raise UsageError("--server and --exchange belong together", rule="the hook writes, the client sends")
+    if last not in LAST:
+        raise UsageError(f"--last {last}", rule="post (after the target's final norm) or pre (before it)")
+    if last == "pre" and server is not None:
+        raise UsageError(
+            "--last pre with --server",
+            rule="an SGLang server hands its last state out after the final norm",
+            fix="leave --server out, or capture with --last post",
+        )
     chosen = load_profile(profile)
     folder = target or fetched_folder(chosen)
     if not (folder / "config.json").is_file():
@@ -117,7 +128,7 @@ def capture_replies(
     engine = {"engine": "transformers" if server is None else "sglang", "compute": dtype or chosen.model.dtype}
     if several:
         engine["ranks"] = str(ranks.size())
-    manifest = _manifest(chosen, folder, tokenizer, samples, settings, len(shards), engine)
+    manifest = _manifest(chosen, folder, tokenizer, samples, settings, len(shards), engine, LAST[last])
     shares: list[ranks.RankShare] = []
     rates: dict[int, float] = {}
 
@@ -197,6 +208,7 @@ def _manifest(
     settings: dict[str, Any],
     shards: int,
     engine: dict[str, str],
+    last: Literal["post_norm", "pre_norm"],
 ) -> StatesManifest:
     shape = profile.model
     ids = written(shape.points, blocks=shape.blocks, engine="sglang", family=shape.family)[0].ids
@@ -214,7 +226,7 @@ def _manifest(
         family=shape.family,
         hidden_size=shape.hidden_size,
         dtype=shape.dtype,
-        last="post_norm",
+        last=last,
         engine=engine["engine"],
         engine_arguments={name: value for name, value in engine.items() if name != "engine"},
         corpus_sha256=sha256_json([[sample.input_ids, sample.loss_mask] for sample in samples]),

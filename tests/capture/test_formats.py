@@ -198,7 +198,7 @@ def test_post_norm_to_speculators_is_refused_with_the_command(tmp_path):
         convert(source, tmp_path / "sp", to="speculators")
     text = str(caught.value)
     assert "after the target's final norm" in text and "a norm cannot be undone" in text
-    assert text.endswith("next: capture again: eagle3lab capture --last pre") and "\n" not in text
+    assert text.endswith("eagle3lab capture --replies FILE --out FOLDER --last pre") and "\n" not in text
     assert not (tmp_path / "sp").exists()
     convert_states(source, tmp_path / "sf", "specforge")
     with pytest.raises(StoreError, match="cannot be undone"):

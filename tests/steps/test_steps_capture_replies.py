@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3lab.capture.exchange import convert_states
+from eagle3lab.capture.final_norm import read_final_norm
 from eagle3lab.capture.sglang_hook import create
 from eagle3lab.capture.store import Store
 from eagle3lab.core.errors import CorpusError, FetchError, StoreError, UsageError
@@ -75,6 +77,29 @@ def test_in_this_process(small: tuple[str, Path], replies: Path, tmp_path: Path)
     assert store.manifest.greedy
     assert json.loads(json.dumps(done.as_json()))["ranks"][0]["rank"] == 0
     assert "6 samples" in done.as_text()
+
+
+def test_last_states_before_the_final_norm(small: tuple[str, Path], replies: Path, tmp_path: Path) -> None:
+    profile, folder = small
+    for last in ("pre", "post"):
+        capture_replies(profile, replies, tmp_path / last, target=folder, dtype="float32", last=last)
+    before, after = Store(tmp_path / "pre", verify=True), Store(tmp_path / "post", verify=True)
+    assert (before.manifest.last, after.manifest.last) == ("pre_norm", "post_norm")
+    norm = read_final_norm(folder)
+    for index in range(len(before)):
+        raw, normed = before[index].last.float(), after[index].last.float()
+        assert torch.equal(before[index].aux, after[index].aux)
+        assert float((norm(raw) - normed).abs().max() / normed.abs().max()) < 2**-7
+        assert float((raw - normed).abs().max() / normed.abs().max()) > 0.1, "a norm that changes nothing shows nothing"
+    assert convert_states(tmp_path / "pre", tmp_path / "exported", "speculators").samples == len(before)
+    with pytest.raises(StoreError, match="last"):  # neither goes on as the other
+        capture_replies(profile, replies, tmp_path / "pre", target=folder, dtype="float32")
+    with pytest.raises(UsageError, match="--last pre with --server"):
+        capture_replies(
+            profile, replies, tmp_path / "s", target=folder, server="http://x", exchange=tmp_path, last="pre"
+        )
+    with pytest.raises(UsageError, match="--last before"):
+        capture_replies(profile, replies, tmp_path / "s", target=folder, last="before")
 
 
 def served_states(target: Target):
