@@ -115,7 +115,8 @@ class Seen:
     def screenshot(self, path: Path) -> None:
         """The whole notebook, not only the part in view."""
         page, wide = self.page, 1400
-        tall = page.eval_on_selector(".jp-WindowedPanel-outer, .jp-Notebook", "one => one.scrollHeight")
+        heights = "all => Math.max(...all.map(one => one.scrollHeight))"
+        tall = page.eval_on_selector_all(".jp-NotebookPanel, .jp-NotebookPanel *", heights)
         path.parent.mkdir(parents=True, exist_ok=True)
         page.set_viewport_size({"width": wide, "height": min(int(tall) + 250, 15000)})
         page.wait_for_timeout(1500)
@@ -130,6 +131,9 @@ def open_and_run(page: Any, lab: Lab, notebook: str, *, seconds: float) -> Seen:
     page.goto(lab.url(notebook))
     page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=120_000)
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=120_000)
+    page.wait_for_timeout(1000)
+    if page.locator(".jp-Dialog button.jp-mod-accept").count():  # which kernel? the one of the notebook stands there
+        page.click(".jp-Dialog button.jp-mod-accept")
     page.click(".lm-MenuBar-itemLabel:text-is('Run')")
     page.click(".lm-Menu-itemLabel:text-is('Run All Cells')")
     deadline = time.monotonic() + seconds

@@ -40,8 +40,9 @@ def test_inspect_fc(page: Any, lab: Lab) -> None:
     shown.add(change(seen, lambda: buttons.nth(3).click())[0])
     boxes = page.locator(f"{WIDGET} .widget-checkbox input")
     shown.add(change(seen, lambda: boxes.nth(0).click())[0])  # log scale
-    if boxes.nth(1).is_enabled():
-        shown.add(change(seen, lambda: boxes.nth(1).click())[0])  # compare
+    if boxes.nth(1).is_enabled():  # compare with the start, on and off
+        shown.add(change(seen, lambda: boxes.nth(1).click())[0])
+        change(seen, lambda: boxes.nth(1).click())
     menu = page.locator(f"{WIDGET} .widget-dropdown select")
     names = menu.locator("option").all_inner_texts()
     shown.add(change(seen, lambda: menu.select_option(names[-1]))[0])  # a tensor without points
