@@ -71,7 +71,7 @@ class Job:
 
     Fields:
         number: from 1, in the order of the file. parameters: as the file gives them, `fixed` left out.
-        seed, overrides: what the run gets; an amount that the preset has anyway is no override.
+        seed, overrides: what the run gets; an amount that it would have anyway is no override.
         sha256: over profile, preset, seed and overrides: equal parameters have equal hashes.
         profile_sha256: of a user's own profile file; "" for a shipped profile, which belongs to the code.
     """
@@ -119,7 +119,7 @@ def read_sweep(path: Path) -> Sweep:
     text = read_text(path)
     file = _validated(_parsed(text, path), path)
     profile, profile_sha256 = _profile(file.profile)
-    preset = find_preset(file.preset)
+    preset = base_preset(profile, file.preset)
     jobs: dict[str, Job] = {}
     asked = 0
     for parameters in _combinations(file, path):
@@ -133,6 +133,11 @@ def read_sweep(path: Path) -> Sweep:
             Job(len(jobs) + 1, parameters, profile, file.preset, seed, overrides, digest, profile_sha256),
         )
     return Sweep(path.stem, text, file, tuple(jobs.values()), asked - len(jobs), _notebooks(file, path))
+
+
+def base_preset(profile: str, preset: str) -> Preset:
+    """The amounts of a run without overrides: the preset's, or the profile's where it has its own."""
+    return with_overrides(find_preset(preset), load_profile(profile).amounts or {})
 
 
 def changed(preset: Preset, overrides: dict[str, Any]) -> dict[str, Any]:

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.runs import provenance
-from eagle3lab.runs.directory import Run, parameters_hash
-from eagle3lab.runs.presets import find_preset
-from eagle3lab.runs.sweep import Job, changed
+from eagle3lab.runs.directory import Run
+from eagle3lab.runs.presets import with_overrides
+from eagle3lab.runs.sweep import Job, base_preset
+
+RECORD = "sweep.json"
+"""The record of a sweep, in its folder."""
 
 PROFILE_INPUT = "profile"
 """Name under which a run made by a sweep notes the hash of a user's own profile file among its inputs."""
@@ -25,10 +28,11 @@ PROFILE_INPUT = "profile"
 def runs_of(job: Job, *, own: str | None = None, any_code: bool = False) -> Iterator[Run]:
     """Runs with the parameters of `job`: first its own of an earlier call (a path), then the others, newest first."""
     first = [Run.open(own)] if own is not None and (Path(own) / "manifest.json").is_file() else []
+    # Amounts are compared as they come out, not as they were written: 40 steps at a preset of 40 are no override.
+    wanted = (job.profile, job.seed, with_overrides(base_preset(job.profile, job.preset), job.overrides))
     for run in itertools.chain(first, Run.all()):
         manifest = run.manifest
-        overrides = changed(find_preset(manifest.preset), manifest.overrides)
-        if parameters_hash(manifest.profile, manifest.preset, manifest.seed, overrides) != job.sha256:
+        if (manifest.profile, manifest.seed, run.preset) != wanted:
             continue
         if job.profile_sha256 and manifest.inputs.get(PROFILE_INPUT) != job.profile_sha256:
             continue

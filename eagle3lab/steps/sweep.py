@@ -25,12 +25,11 @@ from eagle3lab.core.paths import runs_folder
 from eagle3lab.runs.directory import Run
 from eagle3lab.runs.summary import interval, number
 from eagle3lab.runs.sweep import Job, Sweep, read_sweep
-from eagle3lab.runs.sweep_runs import Row, finished_run, is_finished, runs_of, summary
+from eagle3lab.runs.sweep_runs import RECORD, Row, finished_run, is_finished, runs_of, summary
 from eagle3lab.steps.output import table
 from eagle3lab.steps.sweep_job import result_path, write_job
 from eagle3lab.steps.sweep_launch import Launcher, LocalLauncher, SubmititLauncher
 
-RECORD = "sweep.json"
 SCHEMA = "eagle3lab-sweep/1"
 
 
