@@ -52,19 +52,20 @@ def read_target_ends(folder: Path) -> TargetEnds:
             with safe_open(path, framework="pt") as handle:
                 places |= dict.fromkeys(handle.keys(), path)
         embedding, norm = _tensor(folder, places, EMBEDDING), _tensor(folder, places, NORM)
-        head = _tensor(folder, places, HEAD, tied=bool(config.get("tie_word_embeddings")))
+        head = _tensor(folder, places, HEAD, tied=embedding if config.get("tie_word_embeddings") else None)
     except (OSError, SafetensorError) as error:
         raise FetchError(f"{folder} cannot be read ({error})", rule="a target is a folder of safetensors") from error
-    return TargetEnds(embedding, norm, embedding if head is None else head, float(config.get("rms_norm_eps", 1e-6)))
+    return TargetEnds(embedding, norm, head, float(config.get("rms_norm_eps", 1e-6)))
 
 
-def _tensor(folder: Path, places: dict[str, Path], name: str, *, tied: bool = False) -> Tensor | None:
+def _tensor(folder: Path, places: dict[str, Path], name: str, *, tied: Tensor | None = None) -> Tensor:
     inner = name.removeprefix("model.")
     known = [prefix + name for prefix in PREFIXES] + [f"model.language_model.{inner}"]
     found = next((candidate for candidate in known if candidate in places), None)
     if found is None:
-        if tied:
-            return None
+        if tied is not None:
+            return tied
         raise FetchError(f"{folder} has no {name}", rule=f"looked for {', '.join(known)}")
     with safe_open(places[found], framework="pt") as handle:
-        return handle.get_tensor(found)
+        stored: Tensor = handle.get_tensor(found)
+        return stored

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from eagle3lab.acceptance.anatomy import entropy, lost_json, where_lost
 from eagle3lab.acceptance.baselines import lookup_counts, without_repeats
 from eagle3lab.acceptance.chain import ChainDecoder, Decoded
 from eagle3lab.acceptance.controls import CONTROLS, replay_counts
-from eagle3lab.acceptance.counts import total
+from eagle3lab.acceptance.counts import AcceptanceCounts, total
+from eagle3lab.acceptance.intervals import compare
 from eagle3lab.capture.store import Sample
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.corpus.build import held_out
@@ -41,7 +44,8 @@ class SetResult:
     Attributes:
         name: `own`, `fresh` or `humaneval`.
         prompts: the prompts; replies: speculative decoding of each, in the same order.
-        metrics: keys of `accept --json` plus `kinds`, `repeats`, `lookup`, `controls`, `coverage`.
+        metrics: keys of `accept --json` plus `kinds`, `repeats`, `lookup`, `controls`, `compared`,
+            `lost`, `coverage`.
         timing: seconds of the parts.
     """
 
@@ -64,14 +68,12 @@ class AcceptSummary:
     sets: dict[str, SetResult]
     k: int
     drafter: Path
-    speed: dict[str, float]
+    speed: dict[str, Any]
     decode: Callable[[list[int]], str]
     meaningless: str | None = None
 
 
-def measure(
-    run: Run, *, draft: str = "", progress: Callable[[str, int], None] | None = None
-) -> AcceptSummary:
+def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] | None = None) -> AcceptSummary:
     """Measure on the held-out sets of the run's preset and write `metrics.json`.
 
     Args:
@@ -86,6 +88,9 @@ def measure(
         target = load_target(target_folder, dtype="float32")
         folder = Path(draft).expanduser() if draft else run.drafter
         drafter = load_drafter(folder, target.embedding.weight, target=target_folder)
+        rival = None
+        if draft and (run.drafter / "config.json").is_file():
+            rival = load_drafter(run.drafter, target.embedding.weight, target=target_folder)
         k = profile.drafter.num_draft_tokens if profile.drafter else 3
         asked = {name: held_out(name)[: preset.eval_prompts] for name in evaluation_sets(profile)}
         if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
@@ -101,10 +106,18 @@ def measure(
                 max_new_tokens=preset.max_new_tokens,
                 control_prompts=preset.control_prompts,
                 seed=seed,
+                rival=rival,
                 progress=progress,
             )
         first = next(iter(sets.values()))
-        speed = measure_speed(target, drafter, first.prompts[:SPEED_PROMPTS], k, preset.max_new_tokens)
+        half = load_target(target_folder, dtype="bfloat16")
+        speed = measure_speed(
+            half,
+            load_drafter(folder, half.embedding.weight, dtype=torch.bfloat16, target=target_folder),
+            first.prompts[:SPEED_PROMPTS],
+            k,
+            min(SPEED_TOKENS, preset.max_new_tokens),
+        )
         meaningless = MEANINGLESS if profile.source.kind == "random" else None
         summary = AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless)
         _write(run, summary)
@@ -121,10 +134,15 @@ def measure_set(
     max_new_tokens: int,
     control_prompts: int,
     seed: int,
-    batch: int = 32,
+    batch: int = 64,
+    rival: Eagle3Drafter | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> SetResult:
-    """Plain decoding, speculative decoding, comparison of the texts, baselines and controls for one set."""
+    """Plain decoding, speculative decoding, comparison of the texts, baselines and controls for one set.
+
+    Args:
+        rival: another drafter, replayed on the control prompts and compared by prompt.
+    """
     rendered = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
     clock = time.perf_counter()
     plain = generate(
@@ -147,6 +165,8 @@ def measure_set(
     texts = [reply.tokens for reply in replies]
     accepted = [reply.accepted for reply in replies]
     counts = total(reply.counts(p.id, k) for reply, p in zip(replies, prompts, strict=True))
+    lookup = lookup_counts(rendered, texts, names, k)
+    against: dict[str, tuple[AcceptanceCounts, AcceptanceCounts]] = {"lookup": (lookup, counts)}
     share, other = without_repeats(rendered, texts, accepted)
     metrics = counts.to_json(seed=seed) | {
         "k": k,
@@ -156,7 +176,9 @@ def measure_set(
         "lossless": all(a.tokens == b.tokens for a, b in zip(plain, replies, strict=True)),
         "differences": differences(target, rendered, plain, replies, names),
         "repeats": {"share_of_steps": share, "accept_length_without": other},
-        "lookup": _short(lookup_counts(rendered, texts, names, k).to_json(seed=seed)),
+        "lookup": _short(lookup.to_json(seed=seed)),
+        "compared": {},
+        "lost": None,
         "kinds": _by_kind(replies, prompts, k, seed),
         "coverage": _coverage(drafter, texts),
         "controls": {},
@@ -164,11 +186,21 @@ def measure_set(
     if control_prompts:
         some = slice(0, control_prompts)
         samples = capture_replies(target, rendered[some], texts[some], drafter.config.points)
-        metrics["replay"] = _short(replay_counts(drafter, samples, names[some], k).to_json(seed=seed))
-        metrics["controls"] = {
-            control: _short(replay_counts(make(drafter, seed), samples, names[some], k).to_json(seed=seed))
-            for control, make in CONTROLS.items()
+        own = replay_counts(drafter, samples, names[some], k)
+        controls = {
+            control: replay_counts(make(drafter, seed), samples, names[some], k) for control, make in CONTROLS.items()
         }
+        metrics["replay"] = _short(own.to_json(seed=seed))
+        metrics["controls"] = {control: _short(one.to_json(seed=seed)) for control, one in controls.items()}
+        metrics["lost"] = _lost(target, drafter, samples, rendered[some], replies[some])
+        against |= {control: (one, own) for control, one in controls.items()}
+        if rival is not None:
+            against["other"] = (replay_counts(rival, samples, names[some], k), own)
+    metrics["compared"] = {
+        name: asdict(compare(theirs, ours, seed=seed))
+        for name, (theirs, ours) in against.items()
+        if theirs.verify_steps and ours.verify_steps
+    }
     timing = {
         "plain_seconds": middle - clock,
         "speculative_seconds": end - middle,
@@ -178,6 +210,21 @@ def measure_set(
         "rounds": decoder.clock.rounds,
     }
     return SetResult(name, list(prompts), replies, metrics, timing)
+
+
+def _lost(
+    target: Target,
+    drafter: Eagle3Drafter,
+    samples: Sequence[Sample],
+    prompts: Sequence[list[int]],
+    replies: Sequence[Decoded],
+) -> list[dict[str, Any]]:
+    """Where drafts are refused, by the sort of place; the target's entropy comes from its captured last states."""
+    # The token at place i of a reply was chosen from the state one slot before it.
+    states = [sample.last[len(prompt) - 1 : -1] for sample, prompt in zip(samples, prompts, strict=True)]
+    entropies = [torch.cat([entropy(target.logits(part)) for part in last.split(256)]) for last in states]
+    ends_line = cache(lambda token: target.tokenizer.decode([token]).endswith("\n"))
+    return lost_json(where_lost(replies, entropies, drafter.t2d, ends_line))
 
 
 def capture_replies(
@@ -218,8 +265,8 @@ def differences(
 
 def measure_speed(
     target: Target, drafter: Eagle3Drafter, prompts: Sequence[Prompt], k: int, max_new_tokens: int
-) -> dict[str, float]:
-    """Tokens a second at batch 1, plain and speculative, alternating prompt by prompt."""
+) -> dict[str, Any]:
+    """Tokens a second at batch 1, plain and speculative, prompt by prompt in turn."""
     seconds, tokens = {"plain": 0.0, "speculative": 0.0}, {"plain": 0, "speculative": 0}
     decoder = ChainDecoder(target, drafter, k)
     for prompt in prompts:
@@ -240,6 +287,7 @@ def measure_speed(
         "ratio": fast / plain if plain else 0.0,
         "prompts": len(prompts),
         "batch": 1,
+        "dtype": str(target.dtype).removeprefix("torch."),
     }
 
 
@@ -279,7 +327,7 @@ def _write(run: Run, found: AcceptSummary) -> None:
         {
             "preset": run.manifest.preset,
             "headline": name,
-            "drafter": "drafter" if found.drafter == run.drafter else str(found.drafter),
+            "drafter": run.drafter_name(found.drafter),
             **headline,
             "sets": {name: result.metrics for name, result in sets.items()},
         },

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eagle3lab.acceptance.anatomy import steps_of
 from eagle3lab.acceptance.counts import AcceptanceCounts
 from eagle3lab.acceptance.intervals import ratio_interval
 from eagle3lab.plots import acceptance, resources, states, tokens, training, weights
@@ -15,6 +16,7 @@ from eagle3lab.steps.show import say
 if TYPE_CHECKING:
     from eagle3lab.steps.accept import AcceptSummary, SetResult
     from eagle3lab.steps.capture import CaptureSummary
+    from eagle3lab.steps.case_decode import Case
     from eagle3lab.steps.corpus import CorpusSummary
     from eagle3lab.steps.fc import FcLook
     from eagle3lab.steps.look import TargetLook
@@ -86,11 +88,21 @@ def positions(summary: AcceptSummary) -> Plot:
 
 def position_rows(result: SetResult) -> list[dict[str, Any]]:
     """One row a draft position of one set: joint and conditional acceptance with 95 % bootstrap intervals."""
-    counts = AcceptanceCounts.from_json(result.metrics)
+    return counts_rows(result.name, AcceptanceCounts.from_json(result.metrics))
+
+
+def by_flag(case: Case) -> Plot:
+    """Joint and conditional acceptance by position, one line a flag that the drafter was served under."""
+    parts = [counts_rows(f"served as {flag}", one.counts) for flag, one in case.served.items()]
+    return acceptance.accept_by_position([row for part in parts for row in part])
+
+
+def counts_rows(name: str, counts: AcceptanceCounts) -> list[dict[str, Any]]:
+    """The same from counts; `name` is what the figure's line is called."""
     each = [(one.verify_steps, *(one.at_least or ())) for one in counts.per_prompt]
     rows = []
     for position in range(1, (counts.depth or 0) + 1):
-        row: dict[str, Any] = {"set": result.name, "position": position}
+        row: dict[str, Any] = {"set": name, "position": position}
         for key, before in (("joint", 0), ("conditional", position - 1)):
             value = getattr(counts, key)
             interval = ratio_interval([(one[position], one[before]) for one in each if len(one) > position])
@@ -127,24 +139,31 @@ def _length(name: str, metrics: dict[str, Any], group: str) -> dict[str, Any]:
     return {"name": name, "accept_length": metrics.get("accept_length"), "low": low, "high": high, "group": group}
 
 
-def coloured(summary: AcceptSummary, *, per_set: int = 2) -> str:
-    """HTML of the first replies of every set, coloured by who wrote each token."""
+def coloured(summary: AcceptSummary) -> str:
+    """HTML of the best and the worst reply of every set by accept length, coloured by who wrote each token."""
     shown = []
     for result in summary.sets.values():
-        for prompt, reply in list(zip(result.prompts, result.replies, strict=True))[:per_set]:
-            origins = token_origins(len(reply.tokens), reply.accepted)
-            parts = [(summary.decode([token]), origin) for token, origin in zip(reply.tokens, origins, strict=True)]
-            shown.append(tokens.ColouredReply(prompt.prompt, parts))
+        ranked = by_length(result)
+        for name, index in [("worst", i) for i in ranked[:1]] + [("best", i) for i in ranked[1:][-1:]]:
+            length = result.replies[index].counts("", summary.k).accept_length
+            shown.append(coloured_reply(summary, result, index, f"{name} of {result.name}, accept length {length:.2f}"))
     return tokens.coloured_html(shown)
 
 
-def token_origins(count: int, accepted: list[int]) -> list[int]:
-    """Where each of `count` reply tokens came from: 0 = target, j = draft position j.
+def coloured_reply(summary: AcceptSummary, result: SetResult, index: int, note: str = "") -> tokens.ColouredReply:
+    """One reply with the origin of every token, and every refused draft before the token that came in its place."""
+    reply, decode = result.replies[index], summary.decode
+    parts = [(decode(reply.tokens[:1]), 0)]
+    for step in steps_of(reply):
+        parts += [(decode([token]), number) for number, token in enumerate(step.drafts[: step.kept], 1)]
+        if step.bonus is not None:
+            if step.kept < len(step.drafts):
+                parts.append((decode([step.drafts[step.kept]]), tokens.REFUSED))
+            parts.append((decode([step.bonus]), 0))
+    return tokens.ColouredReply(result.prompts[index].prompt, parts, note)
 
-    The first token comes from prefill. Every verify step then adds its accepted drafts and one token of the target,
-    unless the reply ended among the drafts: [prefill, d1, d2, bonus, d1, bonus, bonus] for accepted = [2, 1, 0].
-    """
-    origins = [0]
-    for kept in accepted:
-        origins += [*range(1, kept + 1), 0]
-    return origins[:count] + [0] * (count - len(origins))
+
+def by_length(result: SetResult) -> list[int]:
+    """Places of the replies with a verify step, by accept length from the worst; equal ones in their order."""
+    judged = [i for i, reply in enumerate(result.replies) if reply.accepted]
+    return sorted(judged, key=lambda i: sum(result.replies[i].accepted) / len(result.replies[i].accepted))

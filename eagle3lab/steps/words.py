@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eagle3lab.runs.summary import interval, measured_sets, number, percent
+from eagle3lab.runs.summary import interval, measured_sets, number, percent, same_text
 
 if TYPE_CHECKING:
     from eagle3lab.runs.directory import Run
@@ -21,11 +21,12 @@ def target(look: TargetLook) -> str:
     first, growth = look.norms[0], look.norms[look.points[-1]] / look.norms[look.points[0]]
     ended = "ended by itself" if look.ended else "was cut at the limit"
     loudest = "deepest" if growth > 1 else "shallowest"
+    answers = "answers with random text, as random weights must" if look.random else "answers"
     return (
         f"**Result.** {look.target.id} is here ({look.parameters / 1e6:.0f} M parameters, {look.blocks} blocks of "
-        f"width {look.hidden_size}, {look.vocab_size:,} tokens) and answers; its reply {ended}. The residual stream "
+        f"width {look.hidden_size}, {look.vocab_size:,} tokens) and {answers}; its reply {ended}. The residual stream "
         f"starts at a median norm of {first:.3g}; from the first capture point to the last it changes by a factor of "
-        f"{growth:.2g}, so a drafter that merely added the points would hear the {loudest} one most. Weights "
+        f"{growth:.3g}, so a drafter that merely added the points would hear the {loudest} one most. Weights "
         f"`{look.target.weight_sha256[:12]}`."
     )
 
@@ -87,7 +88,7 @@ def acceptance(found: AcceptSummary, run: Run) -> str:
     """Result of notebook 05."""
     metrics = run.metrics()
     if note := metrics.get("meaningless"):
-        return f"**Result.** {note}"
+        return f"**Result.** {note}. What counts here: {same_text(metrics)}."
     lines = []
     for one in measured_sets({"headline": "own", "sets": {name: r.metrics for name, r in found.sets.items()}}):
         controls = ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in one.controls.items())
@@ -102,7 +103,7 @@ def acceptance(found: AcceptSummary, run: Run) -> str:
         )
     speed = found.speed
     lines.append(
-        f"At batch 1 the target alone writes {speed['plain_tokens_per_second']:.1f} tokens/s, with the drafter "
-        f"{speed['speculative_tokens_per_second']:.1f} on this machine."
+        f"At batch 1 in {speed['dtype']} the target alone writes {speed['plain_tokens_per_second']:.1f} tokens/s, "
+        f"with the drafter {speed['speculative_tokens_per_second']:.1f} on this machine."
     )
     return "**Result.** " + "\n\n".join(lines)
