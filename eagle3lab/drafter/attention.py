@@ -6,7 +6,8 @@ log-sum-exp: the prompt's keys (all visible), the active slots' keys (causal), a
 kernel gives the first two with their log-sum-exp; the third is elementwise. In the backward pass the fused kernel's own
 backward is right for each part when it is given the merged output and the merged log-sum-exp, because
 p = exp(score - lse) and delta = sum(grad * output) are then those of the whole softmax (as in ring attention).
-Memory is linear in T. `reference_attention` is the plain version that tests hold this one against.
+Memory is linear in T. That is `fused_attention`; for bf16 on a CPU `ttt_attention` takes `blocked_attention` instead.
+`reference_attention` is the plain version that tests hold both against.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3lab.drafter.blocked_attention import BlockedAttention
 from eagle3lab.drafter.packed import Segment
 
 
@@ -189,12 +191,37 @@ def ttt_attention(
     Returns:
         [M, heads, v], v = d unless the values are of another width.
     """
+    chosen = fused_attention if query.is_cuda or query.dtype == torch.float32 else blocked_attention
+    return chosen(query, key, value, later, segments, scale)
+
+
+def blocked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    later: Sequence[tuple[Tensor, Tensor]],
+    segments: Sequence[Segment],
+    scale: float,
+) -> Tensor:
+    """The same by `eagle3lab.drafter.blocked_attention`. Arguments as `ttt_attention`."""
+    return BlockedAttention.apply(scale, segments, query, key, value, *(tensor for pair in later for tensor in pair))
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    later: Sequence[tuple[Tensor, Tensor]],
+    segments: Sequence[Segment],
+    scale: float,
+) -> Tensor:
+    """The same on PyTorch's fused kernels, CUDA's or the CPU's. Arguments as `ttt_attention`."""
     width, value_width = query.shape[-1], value.shape[-1]
     if width != value_width:  # the fused kernels want one width; zeros change neither scores nor the values' own part
         both = max(width, value_width)
         query, key, value = (_pad(tensor, both) for tensor in (query, key, value))
         later = [(_pad(k, both), _pad(v, both)) for k, v in later]
-        return ttt_attention(query, key, value, later, segments, scale)[..., :value_width]
+        return fused_attention(query, key, value, later, segments, scale)[..., :value_width]
     flat = [tensor for pair in later for tensor in pair]
     return _TTTAttention.apply(scale, segments, query, key, value, *flat)
 

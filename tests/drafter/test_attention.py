@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle3lab.drafter.attention import reference_attention, ttt_attention
+from eagle3lab.drafter.attention import (
+    blocked_attention,
+    fused_attention,
+    reference_attention,
+    ttt_attention,
+)
 from eagle3lab.drafter.packed import pack
 
 HEADS, DIM = 6, 16
@@ -34,12 +39,14 @@ def worst(ours, theirs):
     return max(float((a - b).norm() / b.norm().clamp_min(1e-12)) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.parametrize("attention", [blocked_attention, fused_attention])
 @pytest.mark.parametrize("kv_heads", [1, 2, 6])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
-def test_equal_to_reference(kv_heads, steps):
-    batch, made, later = inputs(kv_heads, steps)
+@pytest.mark.parametrize("lengths", [(23, 40, 1, 31), (300, 17)])  # blocks of one sample, a block for each
+def test_equal_to_reference(attention, kv_heads, steps, lengths):
+    batch, made, later = inputs(kv_heads, steps, lengths, (5, 17, 0, 0)[: len(lengths)])
     grad = torch.randn_like(made[0])
-    ours, theirs = run(ttt_attention, batch, made, later, grad), run(reference_attention, batch, made, later, grad)
+    ours, theirs = run(attention, batch, made, later, grad), run(reference_attention, batch, made, later, grad)
     assert worst(ours, theirs) < 2e-6
 
 
@@ -82,3 +89,14 @@ def test_samples_do_not_see_each_other():
     rows = first.stop - first.active
     assert torch.equal(before[rows:], after[rows:])
     assert not torch.allclose(before[:rows], after[:rows])
+
+
+@pytest.mark.parametrize("attention", [blocked_attention, fused_attention])
+def test_bf16_is_as_near_to_the_truth_as_the_plain_version(attention):
+    batch, made, later = inputs(2, 3, (150, 33), (20, 0))
+    made, later = [t.bfloat16() for t in made], [(k.bfloat16(), v.bfloat16()) for k, v in later]
+    grad = torch.randn_like(made[0])
+    truth = run(reference_attention, batch, [t.float() for t in made], [(k.float(), v.float()) for k, v in later], grad)
+    error = worst(run(attention, batch, made, later, grad), truth)
+    assert error < 2 * worst(run(reference_attention, batch, made, later, grad), truth)
+    assert error < 0.02

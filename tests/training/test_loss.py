@@ -120,6 +120,17 @@ def test_out_of_vocabulary_is_a_miss(setup):
     assert int(sums.hits[0]) == known < int(sums.counted[0])
 
 
+def test_a_batch_out_of_vocabulary_trains_nothing_and_counts_as_missed(setup):
+    drafter, teacher = setup
+    batch = random_batch(STEPS, (33,), (9,))
+    supervision = supervise("served", batch, STEPS, torch.full((33,), -1))
+    hidden = [h.detach().requires_grad_() for h in drafter(batch, STEPS)]
+    loss, sums = ttt_loss(hidden, drafter.lm_head.weight, teacher, batch.last, supervision)
+    loss.backward()
+    assert float(loss.detach()) == 0 and not any(h.grad.any() for h in hidden)
+    assert int(sums.hits.sum()) == 0 < int(sums.counted.sum())
+
+
 def test_nothing_supervised_is_an_error():
     batch = random_batch(2, (9,), (8,))
     with pytest.raises(TrainingError, match="0 supervised tokens"):
