@@ -288,14 +288,35 @@ def train(
         str, typer.Option(help="Loss mask and normalisation: served | specforge | speculators")
     ] = "served",
     max_minutes: Annotated[float | None, typer.Option(help="Stop cleanly after so many minutes of training.")] = None,
+    online: Annotated[bool, typer.Option("--online", help="The target makes the states in this job, no disk.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Train while another process still captures.")] = False,
+    shards: Annotated[int, typer.Option(help="Under torchrun: ranks that share one copy of the drafter.")] = 1,
+    memory: Annotated[str | None, typer.Option(help="Memory a rank may still take, such as 8GiB.")] = None,
+    matrix_rate: Annotated[float | None, typer.Option(help="Operations/s for utilisation; none = measured.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write event files beside the drafter.")] = False,
     json_output: JsonFlag = False,
 ) -> None:
-    """Train the drafter of a run, capturing its states first when they are missing."""
+    """Train the drafter of a run, capturing its states first when they are missing. Several ranks: torchrun."""
+    from eagle3lab.core.errors import UsageError
     from eagle3lab.steps import verbs
+    from eagle3lab.targets.plan import parse_memory
+    from eagle3lab.training.trainer import Watching
 
-    note = lambda line: typer.echo(line, err=True)  # noqa: E731
-    outcome = verbs.train(run_directory, profile, preset, convention=convention, max_minutes=max_minutes, note=note)
-    finish(outcome, json_output)
+    if online and follow:
+        raise UsageError("--online with --follow", rule="states are made here, or by another process")
+    outcome = verbs.train(
+        run_directory,
+        profile,
+        preset,
+        convention=convention,
+        max_minutes=max_minutes,
+        note=lambda line: typer.echo(line, err=True),
+        source="online" if online else "followed" if follow else "stored",
+        shards=shards,
+        watching=Watching(matrix_rate, None if memory is None else parse_memory(memory), tensorboard),
+    )
+    if outcome is not None:  # None: another rank prints the result
+        finish(outcome, json_output)
 
 
 corpus_app = typer.Typer(help="Make a corpus of the target's own replies.", no_args_is_help=True)

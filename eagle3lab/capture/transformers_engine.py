@@ -51,7 +51,7 @@ def capture(
         for index in writer.pending():
             captured: dict[int, Sample] = {}
             for batch in _batches(shards[index], samples, batch_tokens):
-                captured.update(_forward(target, samples, batch, writer.manifest))
+                captured.update(capture_batch(target, samples, batch, writer.manifest))
                 done += sum(len(samples[member].input_ids) for member in batch)
                 if progress is not None:
                     progress(done)
@@ -75,9 +75,10 @@ def _batches(members: list[int], samples: Sequence[Rendered], batch_tokens: int)
     return batches
 
 
-def _forward(
+def capture_batch(
     target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest
 ) -> dict[int, Sample]:
+    """States of a few samples in one forward, right-padded to the longest."""
     lengths = [len(samples[member].input_ids) for member in batch]
     ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
     for row, member in enumerate(batch):

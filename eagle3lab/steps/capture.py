@@ -79,6 +79,14 @@ def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards:
     )
 
 
+def planned_states(profile: Profile, corpus: Corpus, tokenizer: object) -> tuple[StatesManifest, Path, list[list[int]]]:
+    """Manifest, folder and shards of a corpus's states, captured or not: these inputs decide all three."""
+    shards = plan_shards([len(sample.input_ids) for sample in corpus.samples], TOKENS_PER_SHARD)
+    # Nothing here is random: runs that differ in their seed alone read the same states, captured once.
+    manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0)
+    return manifest, cache_folder() / "states" / sha256_json(manifest.identity())[:16], shards
+
+
 def capture_states(run: Run, *, progress: Callable[[int, int], None] | None = None) -> CaptureSummary:
     """Capture the run's corpus into the cache, once; an interrupted capture goes on where it stopped.
 
@@ -90,10 +98,7 @@ def capture_states(run: Run, *, progress: Callable[[int, int], None] | None = No
         tokenizer = load_tokenizer(run.manifest.profile)
         corpus = corpus_for(run, tokenizer)
         lengths = [len(sample.input_ids) for sample in corpus.samples]
-        shards = plan_shards(lengths, TOKENS_PER_SHARD)
-        # Nothing here is random: runs that differ in their seed alone read the same states, captured once.
-        manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0)
-        folder = cache_folder() / "states" / sha256_json(manifest.identity())[:16]
+        manifest, folder, shards = planned_states(profile, corpus, tokenizer)
         started, done = time.monotonic(), 0
 
         def note(tokens: int) -> None:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from eagle3lab.capture.store import Store
 from eagle3lab.core.files import read_json, write_json
+from eagle3lab.corpus.build import Corpus
 from eagle3lab.drafter.checkpoint import save_drafter
 from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.init import build_drafter
+from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.runs.directory import Run
 from eagle3lab.runs.presets import Preset
-from eagle3lab.steps.capture import states_folder
+from eagle3lab.steps.capture import planned_states, states_folder
 from eagle3lab.steps.corpus import corpus_for
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
+from eagle3lab.training import checkpoints
+from eagle3lab.training.batches import States
 from eagle3lab.training.conventions import Convention
-from eagle3lab.training.trainer import Trainer, TrainSettings
+from eagle3lab.training.distributed import World, join, whole
+from eagle3lab.training.sources import FollowedStates, OnlineStates
+from eagle3lab.training.trainer import Trainer, TrainSettings, Watching
 
 TRAINING = "training.json"
 """The curve of a run's training, in its directory."""
+BEST = "best"
+"""Beside the drafter: the one that was best on held-out samples, when that is not the last."""
+Source = Literal["stored", "followed", "online"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,25 +58,38 @@ class TrainSummary:
 
 
 def draft_config(profile: Profile, target: Target, draft_vocab_size: int) -> DraftConfig:
-    """A drafter as wide as its target: one block of the target's own shape."""
+    """A drafter as wide as its target: one block of the target's own shape, or of the profile's where that differs."""
     config = target.model.config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
+    given = (profile.plan or {}).get("drafter", {})
     return DraftConfig(
         hidden_size=target.hidden_size,
         target_hidden_size=target.hidden_size,
         points=profile.model.points,
         target_blocks=target.blocks,
         target_family=profile.model.family,
-        intermediate_size=config.intermediate_size,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
+        intermediate_size=given.get("intermediate_size", config.intermediate_size),
+        num_attention_heads=given.get("attention_heads", config.num_attention_heads),
+        num_key_value_heads=given.get("kv_heads", config.num_key_value_heads),
+        head_dim=given.get("head_dim", config.head_dim),
         vocab_size=target.vocab_size,
         draft_vocab_size=draft_vocab_size,
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         max_position_embeddings=config.max_position_embeddings,
     )
+
+
+def start_of(target: Target) -> dict[str, Any]:
+    """How a drafter of this target starts: keywords of `build_drafter`.
+
+    A Llama-class target lends its last block, as by default. Another block (latent attention,
+    experts) does not fit a Llama-class drafter: block and fc start fresh, as the public trainers for Kimi do.
+    """
+    last = target.layers[-1]
+    if hasattr(last.self_attn, "k_proj") and hasattr(last.mlp, "gate_proj"):
+        return {}
+    return {"fc": "kaiming-uniform", "block": "fresh"}
 
 
 def train_settings(preset: Preset, seed: int, convention: Convention = "served") -> TrainSettings:
@@ -89,23 +112,37 @@ def train_drafter(
     progress: Callable[[dict[str, Any]], None] | None = None,
     max_seconds: float | None = None,
     convention: Convention = "served",
+    source: Source = "stored",
+    world: World | None = None,
+    watching: Watching | None = None,
+    note: Callable[[str], None] = print,
 ) -> TrainSummary:
-    """Train the drafter of a run from its captured states.
+    """Train the drafter of a run.
 
     An interrupted training goes on from its last checkpoint; a finished one is not done again, its summary is read.
+
+    Args:
+        source: `stored` states, those that another process is still capturing (`followed`), or none at all: `online`
+            the target makes them in this very job, on every rank what that rank trains on.
+        world: the ranks that train together; rank 0 writes.
     """
-    if run.step_state("train") == "ok":
+    world = world or join()
+    if world.lead(lambda: run.step_state("train")) == "ok":
         return finished_training(run)
-    with run.recording("train"):
+    with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
-        store = Store(states_folder(run), points=profile.model.points)
         target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
         corpus = corpus_for(run, target.tokenizer)
+        states, first_epoch = _states(run, source, profile, target, corpus, note)
         vocabulary = corpus.vocabulary(target.vocab_size, run.preset.draft_vocab_size)
         config = draft_config(profile, target, run.preset.draft_vocab_size)
-        drafter, recipe = build_drafter(config, target, torch.from_numpy(vocabulary.kept), seed=run.manifest.seed)
+        kept = torch.from_numpy(vocabulary.kept)
+        drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
         settings = train_settings(run.preset, run.manifest.seed, convention)
-        trainer = Trainer(drafter, target, store, list(corpus.train), list(corpus.held_back), settings, run.drafter)
+        trainer = Trainer(
+            drafter, target, states, corpus.train, corpus.held_back, settings, run.drafter,
+            world=world, watching=watching, first_epoch=first_epoch, note=note,
+        )  # fmt: skip
         trainer.resume()
         started = time.monotonic()
         result = trainer.run(max_seconds=max_seconds, progress=progress)
@@ -115,28 +152,65 @@ def train_drafter(
             "settings": asdict(settings),
             "steps_done": result.steps_done,
             "truncated": result.truncated,
-            "target_weight_sha256": store.manifest.target_weight_sha256,
-            "states_points": store.manifest.points,
+            "target_weight_sha256": states.manifest.target_weight_sha256,
+            "states_points": states.manifest.points,
             "coverage": vocabulary.coverage,
         }
-        save_drafter(drafter, run.drafter, record=record)
-        (run.drafter / "resume.pt").unlink(missing_ok=True)
-        counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
-        write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(seconds, 3)})
-        if result.truncated:
-            run.set_truncated(True)
-        last = result.held_out[-1] if result.held_out else {}
-        run.merge_metrics(
-            {
-                "training": {
-                    "steps": result.steps_done,
-                    "held_out": last,
-                    "accuracy_by_step": result.history[-1]["accuracy_by_step"],
-                }
-            },
-            timing={"training_seconds": seconds},
-        )
+        finished = whole(trainer.drafter, trainer.plain)
+        if world.leader:
+            _write(run, finished, trainer, record, seconds)
+    world.meet()
     return finished_training(run)
+
+
+def _states(
+    run: Run, source: Source, profile: Profile, target: Target, corpus: Corpus, note: Callable[[str], None]
+) -> tuple[States, list[list[int]] | None]:
+    """Where samples come from, and the order of the first epoch where that matters (see `BatchPlan`)."""
+    if source == "stored":
+        return Store(states_folder(run), points=profile.model.points), None
+    manifest, folder, shards = planned_states(profile, corpus, target.tokenizer)
+    if source == "online":
+        return OnlineStates(target, corpus.samples, manifest), None
+    trained = set(corpus.train)
+    groups = [[member for member in shard if member in trained] for shard in shards]
+    return FollowedStates(folder, corpus.samples, manifest, shards, note=note), [one for one in groups if one]
+
+
+def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str, Any], seconds: float) -> None:
+    """The drafter, the best one where that was an earlier one, the curve, and the run's metrics."""
+    result = trainer.result
+    save_drafter(drafter, run.drafter, record=record)
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
+    write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(seconds, 3)})
+    best = result.best["step"] if result.best else result.steps_done
+    if best < result.steps_done and checkpoints.load_weights(run.drafter, best, drafter):
+        save_drafter(drafter, run.drafter / BEST, record={**record, "steps_done": best})
+    checkpoints.remove(run.drafter)
+    if result.truncated:
+        run.set_truncated(True)
+    last = result.held_out[-1] if result.held_out else {}
+    run.merge_metrics(
+        {
+            "training": {
+                "steps": result.steps_done,
+                "held_out": last,
+                "accuracy_by_step": result.history[-1]["accuracy_by_step"],
+            }
+        },
+        timing={"training_seconds": seconds},
+    )
+
+
+def progress_text(row: dict[str, Any]) -> str:
+    """One line of a terminal for a row of the curve."""
+    accuracy = ", ".join("unknown" if value is None else f"{value:.3f}" for value in row["accuracy_by_step"])
+    minutes, seconds = divmod(round(row["seconds_left"]), 60)
+    return (
+        f"step {row['step']}: loss {row['loss']:.3f}, accuracy by step {accuracy}, "
+        f"{row['tokens_per_second']:.0f} tokens/s, {row['model_flop_utilisation']:.0%} of the matrix rate, "
+        f"{minutes} min {seconds:02d} s left"
+    )
 
 
 def finished_training(run: Run) -> TrainSummary:

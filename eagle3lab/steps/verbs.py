@@ -12,8 +12,10 @@ from eagle3lab.steps.capture import capture_states
 from eagle3lab.steps.corpus import prepare_corpus
 from eagle3lab.steps.corpus_build import progress_line
 from eagle3lab.steps.fetch import fetch_for
-from eagle3lab.steps.train import train_drafter
+from eagle3lab.steps.train import Source, progress_text, train_drafter
 from eagle3lab.training.conventions import CONVENTIONS
+from eagle3lab.training.distributed import join
+from eagle3lab.training.trainer import Watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +61,38 @@ def train(
     convention: str,
     max_minutes: float | None,
     note: Callable[[str], None],
-) -> StepOutcome:
-    """Train the drafter of a run, doing the steps before it when they are missing."""
+    source: Source = "stored",
+    shards: int = 1,
+    watching: Watching | None = None,
+) -> StepOutcome | None:
+    """Train the drafter of a run, doing the steps before it when they are missing.
+
+    Returns:
+        None on ranks other than 0: there is one result, and one who prints it.
+    """
     if convention not in CONVENTIONS:
         raise UsageError(f"unknown convention '{convention}'", rule=nearest(convention, CONVENTIONS))
-    run = _run(run_directory, profile, preset)
-    _before(run, ("fetch", "corpus", "capture"), note)
+    world = join(shards)
 
-    def progress(row: dict[str, Any]) -> None:
-        note(
-            f"step {row['step']}: loss {row['loss']:.3f}, accuracy by step "
-            f"{', '.join(f'{value:.3f}' for value in row['accuracy_by_step'])}, {row['tokens_per_second']:.0f} tokens/s"
-        )
+    def ready() -> str:
+        run = _run(run_directory, profile, preset)
+        _before(run, ("fetch", "corpus", "capture") if source == "stored" else ("fetch", "corpus"), note)
+        return str(run.path)
 
-    seconds = None if max_minutes is None else 60 * max_minutes
-    done = train_drafter(run, progress=progress, max_seconds=seconds, convention=convention)
+    run = Run.open(world.lead(ready))
+    done = train_drafter(
+        run,
+        progress=lambda row: note(progress_text(row)),
+        max_seconds=None if max_minutes is None else 60 * max_minutes,
+        convention=convention,
+        source=source,
+        world=world,
+        watching=watching,
+        note=note if world.leader else lambda _: None,
+    )
+    world.leave()
+    if not world.leader:
+        return None
     last = done.held_out[-1] if done.held_out else {}
     lines = [
         f"drafter: {done.folder}",

@@ -257,6 +257,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def load_weights(folder: Path, step: int, model: nn.Module) -> bool:
+    """Put the weights of one checkpoint into a plain module; False when it is not there (step 0 never is)."""
+    path = folder / FOLDER / f"step-{step:06d}"
+    if not path.is_dir():
+        return False
+    wanted = {f"model.{name}": value.detach() for name, value in model.state_dict().items()}
+    _read_tensors(read(path).path, wanted, World())
+    return True
+
+
 def remove(folder: Path) -> None:
     """Remove all checkpoints: the training is finished."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)

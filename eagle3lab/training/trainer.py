@@ -303,8 +303,10 @@ class Trainer:
         Returns:
             whether it is the best so far.
         """
-        result, ready = self.result, getattr(self.store, "complete", True)
-        if not self.held_out or not ready or (result.held_out and result.held_out[-1]["step"] == step):
+        result = self.result
+        # Samples of the first epoch may still be captured; held-out ones come last, and are not waited for before it.
+        early = self.plan.first_epoch is not None and step < self.settings.steps and not self.plan.position(step)[0]
+        if not self.held_out or early or (result.held_out and result.held_out[-1]["step"] == step):
             return False
         drafter = whole(self.drafter, self.plain)
         mine = self.held_out[self.world.rank :: self.world.size]

@@ -31,11 +31,9 @@ SETTINGS = {
 }
 
 
-def tiny_store(folder: Path, *, seed: int = 0, samples: int = SAMPLES, shards: int = 1, greedy: bool = False) -> Path:
-    """States of the tiny target on random text, fp32, 10 to 49 tokens a sample, the last two thirds supervised."""
-    target = tiny_target()
-    generator = torch.Generator().manual_seed(seed)
-    manifest = StatesManifest(
+def manifest(shards: int, *, seed: int = 0, greedy: bool = False) -> StatesManifest:
+    """Of states that the tiny target makes."""
+    return StatesManifest(
         target_id="tiny",
         target_weight_sha256="0" * 64,
         tokenizer_sha256="0" * 64,
@@ -53,7 +51,13 @@ def tiny_store(folder: Path, *, seed: int = 0, samples: int = SAMPLES, shards: i
         seed=seed,
         planned_shards=shards,
     )
-    writer, made = StoreWriter(folder, manifest), []
+
+
+def tiny_store(folder: Path, *, seed: int = 0, samples: int = SAMPLES, shards: int = 1, greedy: bool = False) -> Path:
+    """States of the tiny target on random text, fp32, 10 to 49 tokens a sample, the last two thirds supervised."""
+    target = tiny_target()
+    generator = torch.Generator().manual_seed(seed)
+    writer, made = StoreWriter(folder, manifest(shards, seed=seed, greedy=greedy)), []
     for index in range(samples):
         length = int(torch.randint(10, 50, (), generator=generator))
         ids = torch.randint(0, VOCAB, (1, length), generator=generator)
