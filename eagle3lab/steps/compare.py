@@ -145,13 +145,13 @@ def differences(found: ComparedRuns) -> Plot | NoPlot:
 
 def cost_rows(found: ComparedRuns) -> list[dict[str, Any]]:
     """Runs with a known training time, measured as the baseline was, and which of them no other beats."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for one in found.runs:
         metrics = one.sets.get(found.set, {})
         alike = one.way(found.set) == found.runs[0].way(found.set)
         if alike and one.training_seconds is not None and metrics.get("accept_length") is not None:
             low, high = metrics.get("accept_length_interval") or (None, None)
-            row = {"run": one.label, "training_seconds": one.training_seconds}
+            row: dict[str, Any] = {"run": one.label, "training_seconds": one.training_seconds}
             rows.append(row | {"accept_length": metrics["accept_length"], "low": low, "high": high})
     front = on_front([(row["training_seconds"], row["accept_length"]) for row in rows])
     return [row | {"front": good} for row, good in zip(rows, front, strict=True)]

@@ -198,7 +198,9 @@ def _take_finished(
 def _finish(row: Row, file: Path, problem: str | None, *, stopped: bool) -> None:
     """Put together what the job answered and what its worker's end tells."""
     result = result_path(file)
-    answer = read_json(result) if result.is_file() else {"state": "dead", "run": None, "reused": False, "error": None}
+    answer: dict[str, Any] = {"state": "dead", "run": None, "reused": False, "error": None}
+    if result.is_file():
+        answer = read_json(result)
     row.state, row.reused, row.error = answer["state"], answer["reused"], answer["error"]
     row.seconds = answer.get("seconds")
     if answer["run"] is not None:
