@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -83,7 +83,7 @@ class FlaggedDecoder(ChainDecoder):
         served = FlaggedDrafter(drafter)
         if algorithm == "EAGLE":
             rows = target.vocab_size
-            served.lm_head = target.head  # type: ignore[assignment]  # the same call: states in, logits out
+            served.lm_head = target.head  # the same call: states in, logits out
             served.d2t, served.t2d = torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool)
         super().__init__(target, served, k)
 
@@ -118,7 +118,7 @@ def serve(
     return Served(
         algorithm=algorithm,
         k=k,
-        handed=decoder.drafter.handed,  # type: ignore[attr-defined]
+        handed=cast(FlaggedDrafter, decoder.drafter).handed,
         embedding=drafter.embedding.shape[-1],
         fc_inputs=inputs,
         names=list(names),

@@ -93,7 +93,7 @@ def _evaluate(node: ast.expr, array: np.ndarray) -> Any:
 def _call(node: ast.Call, array: np.ndarray) -> Any:
     """numpy's functions and methods, and torch's names for the same (`permute`, `contiguous`, `t`)."""
     arguments = [_evaluate(item, array) for item in node.args]
-    order = {key.arg: _evaluate(key.value, array) for key in node.keywords}
+    order = {str(key.arg): _evaluate(key.value, array) for key in node.keywords}
     if order and (set(order) != {"order"} or order["order"] not in _ORDERS):
         raise ValueError("no such view")
     if isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS:

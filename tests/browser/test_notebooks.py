@@ -53,7 +53,7 @@ def test_inspect_fc(page: Any, lab: Lab) -> None:
     page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
     page.hover(".lm-Menu-itemLabel:text-is('Theme')")
     page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
-    page.wait_for_selector("body[data-jp-theme-light='false']")
+    page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
     seen.screenshot(SCREENSHOTS / "04_dark.png")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from eagle3lab import points
 from eagle3lab.core.errors import PointsError
@@ -60,7 +61,12 @@ def _captured(facts: Facts, ids: list[int], blocks: int, family: str) -> Finding
     except PointsError as problem:
         return error(FLAG, problem.what, actual=ids)
     wanted = id_list(facts.get("states_manifest_resid_pre"))
-    told = {"as_written": ids, "engine_captures_resid_pre": got.resid_pre, "server": got.resid_pre, "trained": wanted}
+    told: dict[str, Any] = {
+        "as_written": ids,
+        "engine_captures_resid_pre": got.resid_pre,
+        "server": got.resid_pre,
+        "trained": wanted,
+    }
     if len(got.resid_pre) < len(ids):
         text = f"{FLAG} {ids}: {len(got.resid_pre)} of {len(ids)} states are reached, {got.resid_pre}"
         return error(FLAG, text, actual=ids, captured=len(got.resid_pre), wanted=len(ids), **told)
