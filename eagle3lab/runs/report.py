@@ -1,6 +1,6 @@
 """`report.html`: one self-contained file. No remote asset, no script; everything from data is escaped by the template.
 
-Accept length comes first, then the figures, what the doctor found, parameters, environment, how to reproduce.
+Accept length comes first, then what the doctor found, the figures, parameters, environment, how to reproduce.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from eagle3lab.core.files import read_json, write_text
 from eagle3lab.doctor.findings import Report as DoctorReport
 from eagle3lab.runs.directory import Run
 from eagle3lab.runs.presets import OVERRIDABLE
-from eagle3lab.runs.summary import MeasuredSet, measured_sets, speed_line
+from eagle3lab.runs.summary import MeasuredSet, measured_sets, same_text, speed_line
 
 FIGURE_BYTES = 3_300_000
 """PNG bytes that are embedded; as base64 with the text around them the file stays under 5 MB."""
+
+YES_NO: dict[Any, str] = {True: "yes", False: "no"}
 
 
 def write_report(run: Run, doctor: DoctorReport | None) -> Path:
@@ -51,6 +53,8 @@ def _content(run: Run, doctor: DoctorReport | None) -> dict[str, Any]:
         "status": status,
         "headline": next((one for one in sets if one.name == metrics.get("headline")), None),
         "meaningless": metrics.get("meaningless"),
+        "same_text": same_text(metrics),
+        "other_drafter": None if metrics.get("drafter", "drafter") == "drafter" else metrics["drafter"],
         "sets": sets,
         "controls": _controls(sets),
         "speed": speed_line(metrics),
@@ -71,7 +75,9 @@ def _controls(sets: list[MeasuredSet]) -> list[str]:
 def _figures(run: Run) -> tuple[list[dict[str, str]], list[str]]:
     """Figures as data URIs with title and alternative text, and the names of those that did not fit."""
     shown, left_out, used = [], [], 0
-    for facts in sorted(run.figures.glob("*.json")):
+    # Acceptance first: it is what the report is about, and what may not fall out when there are too many.
+    order = sorted(run.figures.glob("*.json"), key=lambda path: (not path.name.startswith("05_"), path.name))
+    for facts in order:
         image = facts.with_suffix(".png")
         if not image.is_file():
             continue
@@ -91,7 +97,8 @@ def _parameters(run: Run) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [("profile", manifest.profile), ("preset", manifest.preset), ("seed", manifest.seed)]
     for name in OVERRIDABLE:
         value = getattr(preset, name)
-        changed = " (changed for this run)" if name in manifest.overrides else ""
+        changed = " (of the profile)" if name in manifest.amounts else ""
+        changed = " (changed for this run)" if name in manifest.overrides else changed
         rows.append((name, f"{'all' if value is None else value}{changed}"))
     return rows
 
@@ -102,13 +109,17 @@ def _environment(run: Run) -> list[tuple[str, Any]]:
     memory = machine.get("memory_bytes")
     rows: list[tuple[str, Any]] = [
         ("created", manifest.created),
-        ("machine", f"{machine.get('processor')}, {machine.get('cores')} cores"),
+        ("machine", f"{machine.get('processor') or 'unknown processor'}, {_cores(machine.get('cores'))}"),
         ("memory", f"{memory / 1e9:.1f} GB" if isinstance(memory, int) else "unknown"),
         ("GPUs", ", ".join(machine["gpus"]) or "none" if isinstance(machine.get("gpus"), list) else "unknown"),
         ("system", machine.get("system", "unknown")),
         ("git commit", manifest.git.get("commit", "unknown")),
-        ("uncommitted changes", {True: "yes", False: "no"}.get(manifest.git.get("dirty"), "unknown")),
+        ("uncommitted changes", YES_NO.get(manifest.git.get("dirty"), "unknown")),
         ("code sha256", manifest.code_sha256),
     ]
     rows += [(f"{name} (input)", value) for name, value in manifest.inputs.items()]
     return rows + list(manifest.versions.items())
+
+
+def _cores(count: int | None) -> str:
+    return "unknown number of cores" if count is None else f"{count} core{'' if count == 1 else 's'} usable"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-RUN_SCHEMA = "eagle3lab-run/1"
-STATUS_SCHEMA = "eagle3lab-status/1"
+RUN_SCHEMA: Final = "eagle3lab-run/1"
+STATUS_SCHEMA: Final = "eagle3lab-status/1"
 
 State = Literal["ok", "error", "timeout", "dead"]
 """How a notebook ended. `timeout`: stopped by --max-minutes. `dead`: its process vanished."""
@@ -21,8 +21,10 @@ class Manifest(_Strict):
     """What a run was asked to do and with what. Written when the run is created.
 
     Fields:
-        profile, preset, seed: as asked. overrides: amounts of the preset that this run changes.
-        parameters_sha256: hash over the four above; its first 6 hex digits end the run's name.
+        profile, preset, seed: as asked. amounts: what the profile puts in place of the preset's. overrides: amounts
+            that this run changes.
+        effective: every amount as this run took it: a preset that changes later does not change an old run.
+        parameters_sha256: hash over profile, preset, seed and overrides; its first 6 hex digits end the run's name.
         code_sha256: hash over the package's sources and the notebooks.
         inputs: name -> sha256 or id of what was read (target weights, corpus, states); grows as steps finish.
         command: how to make this run again.
@@ -32,7 +34,9 @@ class Manifest(_Strict):
     profile: str
     preset: str
     seed: int = Field(ge=0)
+    amounts: dict[str, Any] = {}
     overrides: dict[str, Any]
+    effective: dict[str, Any] = {}
     parameters_sha256: str
     code_sha256: str
     created: str

@@ -119,6 +119,7 @@ class Seen:
         tall = page.eval_on_selector_all(".jp-NotebookPanel, .jp-NotebookPanel *", heights)
         path.parent.mkdir(parents=True, exist_ok=True)
         page.set_viewport_size({"width": wide, "height": min(int(tall) + 250, 15000)})
+        page.eval_on_selector_all(".jp-NotebookPanel *", "all => all.forEach(one => { one.scrollTop = 0; })")
         page.wait_for_timeout(1500)
         page.screenshot(path=str(path))
         page.set_viewport_size({"width": wide, "height": 1000})

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from eagle3lab.doctor.findings import Report, error
+from eagle3lab.doctor.findings import Report, error, info
 from eagle3lab.plots.resources import bars
 from eagle3lab.runs import report as module
 from eagle3lab.runs.directory import Run
+from eagle3lab.runs.presets import PRESETS
 from eagle3lab.runs.report import write_report
 from eagle3lab.runs.summary import summary_lines
 from eagle3lab.steps.report import report
@@ -70,9 +72,9 @@ def page(run: Run, doctor: Report | None = None) -> tuple[str, Page]:
     return text, Page(text)
 
 
-def test_accept_length_comes_first_then_figures_and_the_rest(full: Run) -> None:
+def test_accept_length_comes_first_then_the_doctor_figures_and_the_rest(full: Run) -> None:
     _, html = page(full, Report.of([error("d2t", "absolute ids")], 9))
-    order = ["1.62 tokens per verify step", "Figures", "What the doctor found", "Parameters", "Environment"]
+    order = ["1.62 tokens per verify step", "What the doctor found", "Figures", "Parameters", "Environment"]
     places = [html.words.index(word) for word in [*order, "How to reproduce"]]
     assert places == sorted(places)
     assert "1.51 to 1.74" in html.words and "146 of 702" in html.words and "absolute ids" in html.words
@@ -99,7 +101,7 @@ def test_every_image_has_words_and_every_table_headers(full: Run) -> None:
 def test_unknown_is_unknown(full: Run) -> None:
     _, html = page(full)
     fresh = html.words[html.words.index("fresh") :]
-    assert fresh.startswith("freshunknownno interval") and "0.00" not in fresh[: fresh.index("Figures")]
+    assert fresh.startswith("freshunknownno interval") and "0.00" not in fresh[: fresh.index("What the doctor found")]
 
 
 def test_contrast_of_text_in_both_schemes(full: Run) -> None:
@@ -154,3 +156,29 @@ def test_summary_says_which_number_it_is(full: Run) -> None:
     assert "own: accept length 1.62 [1.51, 1.74] (6 prompts x 48 new tokens, k = 3, greedy; 146 of 702" in text
     assert "fresh: accept length unknown [no interval]" in text and "speed: not measured" in text
     assert "12.0% of steps start inside a repeated 4-gram, accept length without them 1.58" in text
+
+
+def test_figures_of_acceptance_come_first(full: Run) -> None:
+    rows = [{"kind": "a", "samples": 3}]
+    bars(rows, name="kind", value="samples", title="Lengths of all", unit="x").publish(full.figures, "05_lengths")
+    _, html = page(full)
+    assert html.words.index("Data: figures/05_lengths.csv") < html.words.index("Data: figures/02_kinds.csv")
+
+
+def test_nothing_to_do_is_not_told_to_do_something(full: Run) -> None:
+    _, html = page(full, Report.of([info("d2t", "maps 12 ids", fix="rebuild"), error("fc", "dead", fix="train it")], 2))
+    assert "train it" in html.words and "rebuild" not in html.words and "maps 12 ids" in html.words
+
+
+def test_amounts_are_those_of_the_run_not_of_todays_presets(full: Run, monkeypatch) -> None:
+    steps = full.preset.train_steps
+    changed = {"quick": dataclasses.replace(PRESETS["quick"], train_steps=steps + 7)}
+    monkeypatch.setattr("eagle3lab.runs.presets.PRESETS", changed)
+    assert Run.open(full.path).preset.train_steps == steps
+    assert Run.create("smollm2", "quick", seed=4).preset.train_steps == steps + 7
+
+
+def test_uncommitted_changes_are_said_beside_the_commands(full: Run) -> None:
+    _, html = page(full)
+    told = "uncommitted changes:" in html.words
+    assert told == (full.manifest.git["dirty"] is True)
