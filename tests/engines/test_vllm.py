@@ -41,7 +41,9 @@ def ask(bench, folder, draft):
 
 def cores() -> str:
     """The cores that this process may use, as vLLM wants them: it pins its threads itself, past any other limit."""
-    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    allowed = sorted(os.sched_getaffinity(0))
+    threads = int(os.environ.get("OMP_NUM_THREADS") or len(allowed))
+    return ",".join(map(str, allowed[-threads:]))
 
 
 def openmp() -> str:
