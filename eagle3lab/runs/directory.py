@@ -20,18 +20,20 @@ import re
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from eagle3lab.core.errors import RunError, nearest
 from eagle3lab.core.files import folder_lock, read_json, write_json
 from eagle3lab.core.hashes import sha256_json
 from eagle3lab.core.paths import runs_folder
 from eagle3lab.runs import provenance
-from eagle3lab.runs.presets import Preset, find_preset, with_overrides
+from eagle3lab.runs.presets import OVERRIDABLE, Preset, find_preset, with_overrides
 from eagle3lab.runs.schemas import Manifest, NotebookStatus, Status, StepStatus
+from eagle3lab.targets.profiles import load_profile
 
 STEPS = ("fetch", "corpus", "capture", "train", "inspect", "accept")
 """Steps in data order. A step needs some of those before it."""
@@ -60,13 +62,15 @@ class Run:
     Attributes:
         path: the folder.
         manifest: what was asked (`profile`, `preset`, `seed`, `overrides`, ...).
-        preset: the amounts, overrides applied.
+        preset: the amounts, with those of the profile and the run's overrides applied.
     """
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
         self.path = path
         self.manifest = manifest
-        self.preset: Preset = with_overrides(find_preset(manifest.preset), manifest.overrides)
+        kept = {name: value for name, value in manifest.effective.items() if name in OVERRIDABLE}
+        amounts = kept or manifest.amounts | manifest.overrides
+        self.preset: Preset = with_overrides(find_preset(manifest.preset), amounts)
 
     def __repr__(self) -> str:
         return f"Run({self.path.name})"
@@ -96,16 +100,19 @@ class Run:
             slug: middle part of the name; empty = the preset.
 
         Raises:
-            UsageError: unknown preset or amount, or a value of the wrong type.
+            ProfileError: unknown profile. UsageError: unknown preset or amount, or a value of the wrong type.
         """
         overrides = dict(sorted((parameters or {}).items()))
-        with_overrides(find_preset(preset), overrides)
+        amounts = load_profile(profile).amounts or {}
+        effective = asdict(with_overrides(find_preset(preset), amounts | overrides))
         digest = parameters_hash(profile, preset, seed, overrides)
         manifest = Manifest(
             profile=profile,
             preset=preset,
             seed=seed,
+            amounts=amounts,
             overrides=overrides,
+            effective={name: effective[name] for name in OVERRIDABLE},
             parameters_sha256=digest,
             code_sha256=provenance.code_hash(),
             created=_now(),
@@ -170,6 +177,10 @@ class Run:
     def drafter(self) -> Path:
         """The trained drafter."""
         return self.path / "drafter"
+
+    def drafter_name(self, folder: Path) -> str:
+        """How `metrics.json` names the drafter that was looked at: `drafter` for the run's own, else its path."""
+        return "drafter" if folder.resolve() == self.drafter.resolve() else str(folder)
 
     # -- status ----------------------------------------------------------------------------------------------------
 
@@ -309,7 +320,7 @@ def _command(profile: str, preset: str, seed: int, overrides: dict[str, Any]) ->
     return shlex.join([*words, *(word for value in values for word in ("-p", value))])
 
 
-def _validated(schema: type, value: Any, path: Path) -> Any:
+def _validated(schema: type[BaseModel], value: Any, path: Path) -> Any:
     try:
         return schema.model_validate(value)
     except ValidationError as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.runs.judge import judge
-from eagle3lab.runs.parameters import NOTEBOOKS, check_notebook
+from eagle3lab.runs.parameters import NOTEBOOKS, STANDALONE, check_notebook
 
 
 def pytest_configure(config: Any) -> None:
@@ -29,7 +29,7 @@ def install() -> None:
 def _guarded(base: type) -> type:
     from nbmake.nb_result import NotebookError, NotebookResult
 
-    class GuardedRun(base):  # type: ignore[misc, valid-type]  # nbmake has no types
+    class GuardedRun(base):
         guarded = True
 
         def execute(self) -> Any:
@@ -53,7 +53,7 @@ def _guarded(base: type) -> type:
 
 def refuse_permissive(path: Any) -> None:
     """Refuse a notebook whose metadata would hide a failure; one of the lab's own is held against its model too."""
-    if path.stem in NOTEBOOKS:
+    if path.stem in NOTEBOOKS | STANDALONE:
         check_notebook(path)
         return
     from eagle3lab.core.files import read_json

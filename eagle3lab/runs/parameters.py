@@ -46,6 +46,12 @@ class CheckpointParameters(NotebookParameters):
     draft: str = ""
 
 
+class ComparisonParameters(NotebookParameters):
+    """Those, and `runs`: run directories or sweeps, commas between; "" takes what is there. `run` is the baseline."""
+
+    runs: str = ""
+
+
 NOTEBOOKS: dict[str, type[NotebookParameters]] = {
     "00_preflight": NotebookParameters,
     "01_load_target": NotebookParameters,
@@ -56,6 +62,12 @@ NOTEBOOKS: dict[str, type[NotebookParameters]] = {
 }
 """The notebooks of a run, in order, with their parameters."""
 
+STANDALONE: dict[str, type[NotebookParameters]] = {
+    "06_zero_acceptance": NotebookParameters,
+    "07_compare_runs": ComparisonParameters,
+}
+"""Notebooks that read runs and are no part of one: `eagle3lab run` does not execute them."""
+
 
 def validate(notebook: str, values: dict[str, Any]) -> dict[str, Any]:
     """`values` checked against the model of `notebook`, defaults filled in.
@@ -63,9 +75,10 @@ def validate(notebook: str, values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: unknown notebook, unknown name (the nearest is named), wrong type or value, unknown preset.
     """
-    if notebook not in NOTEBOOKS:
-        raise UsageError(f"unknown notebook '{notebook}'", rule=nearest(notebook, NOTEBOOKS))
-    model = NOTEBOOKS[notebook]
+    models = NOTEBOOKS | STANDALONE
+    if notebook not in models:
+        raise UsageError(f"unknown notebook '{notebook}'", rule=nearest(notebook, models))
+    model = models[notebook]
     for name in values:
         if name not in model.model_fields:
             raise UsageError(f"unknown parameter '{name}' for {notebook}", rule=nearest(name, model.model_fields))
@@ -183,7 +196,7 @@ def check_notebook(path: Path) -> None:
             metadata (both override the test runner's), or stored outputs.
     """
     notebook = read_json(path)
-    model = NOTEBOOKS[path.stem]
+    model = (NOTEBOOKS | STANDALONE)[path.stem]
     declared = {one.name: one for one in declared_parameters(path)}
     wanted = {
         name: (field.annotation.__name__ if field.annotation else "Any", field.default)

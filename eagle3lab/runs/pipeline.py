@@ -23,7 +23,7 @@ from eagle3lab.core.files import read_json, require_space
 from eagle3lab.core.paths import notebooks_folder
 from eagle3lab.runs.directory import Run
 from eagle3lab.runs.judge import Verdict, judge
-from eagle3lab.runs.parameters import NOTEBOOKS, validate
+from eagle3lab.runs.parameters import NOTEBOOKS, STANDALONE, validate
 from eagle3lab.runs.resolve import BATCH_VARIABLE
 from eagle3lab.runs.schemas import NotebookStatus
 
@@ -93,7 +93,8 @@ def run_notebooks(
             note(f"{label}: ok already")
             continue
         if deadline is not None and time.monotonic() >= deadline:
-            return _truncate(run, f"{label}: not begun", note)
+            _truncate(run, f"{label}: not begun", note)
+            return None
         note(f"{label} ...")
         status = _execute(run, folder / f"{name}.ipynb", parameters, deadline, on_text)
         run.set_notebook(name, status)
@@ -103,7 +104,8 @@ def run_notebooks(
         if status.interrupted:
             raise KeyboardInterrupt
         if status.status == "timeout":
-            return _truncate(run, f"{label}: stopped in code cell {status.failing_cell} of {status.cells}", note)
+            _truncate(run, f"{label}: stopped in code cell {status.failing_cell} of {status.cells}", note)
+            return None
         return Failure(name, status, _exit_code(status))
     return None
 
@@ -111,7 +113,7 @@ def run_notebooks(
 def _parameters(run: Run, name: str, draft: str) -> dict[str, Any]:
     manifest = run.manifest
     values = {"profile": manifest.profile, "preset": manifest.preset, "run": str(run.path), "seed": manifest.seed}
-    if "draft" in NOTEBOOKS[name].model_fields:
+    if "draft" in (NOTEBOOKS | STANDALONE)[name].model_fields:
         values["draft"] = draft
     return validate(name, values)
 

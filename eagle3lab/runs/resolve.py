@@ -35,6 +35,7 @@ NEEDED: dict[str, str | None] = {
     "03_train_drafter": "capture",
     "04_inspect_fc": "train",
     "05_measure_acceptance": "train",
+    "06_zero_acceptance": "train",
 }
 """Notebook -> the last step that must be done before it. Those without one make a new run."""
 
@@ -87,7 +88,7 @@ def resolve_run(notebook: str, builders: Builders, *, note: Callable[[str], None
     """
     checked = validate(notebook, values)
     profile, preset, seed = checked["profile"], checked["preset"], checked["seed"]
-    needed = NEEDED_WITH_DRAFT[notebook] if checked.get("draft") else NEEDED[notebook]
+    needed: str | None = NEEDED_WITH_DRAFT[notebook] if checked.get("draft") else NEEDED[notebook]
     if checked["run"]:
         run = Run.open(checked["run"])
         if needed is not None:
@@ -98,14 +99,14 @@ def resolve_run(notebook: str, builders: Builders, *, note: Callable[[str], None
         # A foreign checkpoint gets a run of its own: its numbers must not stand where a run's drafter was measured.
         run = Run.create(profile, preset, seed=seed, slug=f"{preset}-own-checkpoint")
         note(_line(run, "new, for your checkpoint"))
-        build(run, needed, builders, note=note)
+        if needed is not None:
+            build(run, needed, builders, note=note)
         return run
     if in_batch():
         with folder_lock(runs_folder() / parameters_hash(profile, preset, seed, {})[:12], note=note):
-            run = find_same(profile, preset, seed, without=OWN.get(notebook))
-            why = "same parameters and code, filled as far as needed"
-            if run is None:
-                run, why = Run.create(profile, preset, seed=seed), "new"
+            found = find_same(profile, preset, seed, without=OWN.get(notebook))
+            why = "same parameters and code, filled as far as needed" if found else "new"
+            run = found or Run.create(profile, preset, seed=seed)
             note(_line(run, why))
             if needed is not None:
                 build(run, needed, builders, note=note)

@@ -14,7 +14,7 @@ from eagle3lab.corpus.build import HELD_OUT, Corpus, build_corpus, held_out
 from eagle3lab.corpus.replies import REPLIES_MANIFEST, load_replies, regenerated_folder
 from eagle3lab.runs.directory import Run
 from eagle3lab.targets.fetch import fetched_folder, weight_hash
-from eagle3lab.targets.profiles import load_profile
+from eagle3lab.targets.profiles import Profile, load_profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,11 @@ class CorpusSummary:
     held_out: dict[str, dict[str, Any]]
     sha256: str
     greedy: bool
+
+
+def evaluation_sets(profile: Profile) -> tuple[str, ...]:
+    """Held-out sets of a target, headline first. A random target wrote no prompts, so it has no `own`."""
+    return ("fresh",) if profile.source.kind == "random" else ("own", "fresh")
 
 
 def load_tokenizer(profile: str) -> Any:
@@ -76,11 +81,16 @@ def prepare_corpus(run: Run) -> CorpusSummary:
     """Render, split and count; the numbers go into the run's manifest and metrics."""
     with run.recording("corpus"):
         profile = load_profile(run.manifest.profile)
+        if profile.source.kind == "random":
+            from eagle3lab.steps.corpus_build import random_replies
+
+            random_replies(run.manifest.profile)
         corpus = corpus_for(run)
         vocabulary = corpus.vocabulary(profile.model.vocab_size, run.preset.draft_vocab_size)
-        sets = {
+        sets: dict[str, dict[str, Any]] = {
             name: {"prompts": len(held_out(name)), "sha256": sha256_file(data_folder() / path)}
             for name, path in HELD_OUT.items()
+            if name in evaluation_sets(profile)
         }
         summary = CorpusSummary(
             samples=len(corpus.train),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import CorpusError
-from eagle3lab.core.files import read_json
+from eagle3lab.core.files import folder_lock, read_json
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.prompts import Prompt, read_prompts, write_own_prompts
@@ -35,12 +35,14 @@ def build_replies(
     seed: int = 0,
     batch: int = 64,
     out: Path | None = None,
+    shortest: int | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Path:
     """Let the target answer prompts, and write them with a manifest.
 
     Args:
         prompts: JSONL of prompts; None = the training prompts of this project.
+        shortest: take only that many of them, the shortest; None = all.
         own: also ask the target for this many prompts of its own (empty and repeated ones are dropped).
         temperature: 0 = greedy.
         compute: precision of the forwards, `float32` or `bfloat16`.
@@ -59,6 +61,8 @@ def build_replies(
         raise CorpusError(f"{out} holds replies already", rule="nothing is overwritten", fix=f"rm -r {out}")
     source = prompts or data_folder() / "prompts" / "train.jsonl"
     asked: list[Prompt] = read_prompts(source)
+    if shortest is not None:
+        asked = sorted(asked, key=lambda prompt: (len(prompt.prompt), prompt.id))[:shortest]
     target = load_target(folder, dtype=compute)
     started = time.monotonic()
     if own:
@@ -99,9 +103,30 @@ OWN_ASKED = 4200
 """Prompts that the target is asked for when its replies are made anew: as many as for the shipped ones."""
 
 
+RANDOM_REPLIES = 40
+"""Replies of a target with random weights: the pipeline needs some, and nothing is learnt from more of them."""
+
+
+def random_replies(profile: str) -> Path:
+    """Replies of a target with random weights, made once for these weights; they carry the shape of text and no sense.
+
+    They are sampled: greedily, such a target gives every prompt the same reply.
+    """
+    folder = regenerated_folder(weight_hash(fetched_folder(load_profile(profile))))
+    with folder_lock(folder):
+        if not (folder / REPLIES_MANIFEST).exists():
+            build_replies(profile, shortest=RANDOM_REPLIES, temperature=1.0, max_new_tokens=32)
+    return folder
+
+
 def regenerate_if_needed(profile: str, *, note: Callable[[str], None] = print) -> Path | None:
-    """Make the replies of this target when the shipped ones belong to other weights; None when they are its own."""
+    """Make the replies of this target when the shipped ones belong to other weights; None when they are its own.
+
+    A target with random weights has none to regenerate: every run of it sees to that itself.
+    """
     described = load_profile(profile)
+    if described.source.kind == "random":
+        return None
     weights = weight_hash(fetch(described, note=note))
     facts = read_json(data_folder() / "replies" / REPLIES_MANIFEST)
     folder = regenerated_folder(weights)

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from eagle3lab.inspection import Inspection, inspect_checkpoint
-from eagle3lab.inspection.distribution import distribution
+from eagle3lab.inspection.distribution import Distribution, distribution
 from eagle3lab.inspection.report import number
+from eagle3lab.inspection.scan import Scan
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.snapshots import fc_trajectory, first_snapshot
 from eagle3lab.targets.profiles import load_profile
@@ -27,12 +28,12 @@ class FcLook:
 
     Attributes:
         way: rows of `fc_trajectory`; [] for a checkpoint without snapshots.
-        start: fc before the first step, float64 [H, P*H], from the first snapshot; None without one.
+        start: fc before the first step, measured from the first snapshot; None without one.
     """
 
     found: Inspection
     way: list[dict[str, Any]] = field(default_factory=list)
-    start: np.ndarray | None = None
+    start: Scan | None = None
 
     @property
     def moments(self) -> list[tuple[str, ...]]:
@@ -63,23 +64,21 @@ class FcLook:
     def densities(self) -> list[dict[str, Any]]:
         """Per point: `edges` [B + 1], `density` [B], and the same of its start: the first snapshot, else the family."""
         home = self.found.judgement.home if self.found.judgement else None
-        points = self.found.layout.points
-        firsts = [None] * len(points) if self.start is None else np.split(self.start, len(points), axis=1)
         blocks = []
-        for index, (point, first) in enumerate(zip(points, firsts, strict=True)):
+        for index, point in enumerate(self.found.layout.points):
             now = distribution(self.found.scan, index)
-            edges = _edges(now.moments.std)
-            counts, _ = np.histogram(now.values, edges, weights=now.counts)
+            first = None if self.start is None else distribution(self.start, index)
+            edges = edges_for(now.moments.std)
             initial, name, std = None, None, None
             if first is not None:
-                initial, name, std = _density(np.histogram(first, edges)[0], first.size, edges), "start", first.std()
+                initial, name, std = density(first, edges), "start", first.moments.std
             elif home is not None:
                 initial, name, std = (home.cells(edges) / np.diff(edges)).tolist(), home.name, home.std
             blocks.append(
                 {
                     "point": str(point),
                     "edges": edges.tolist(),
-                    "density": _density(counts, now.n, edges),
+                    "density": density(now, edges),
                     "initial": initial,
                     "family": name,
                     "std": now.moments.std,
@@ -89,7 +88,7 @@ class FcLook:
         return blocks
 
 
-def _edges(std: float) -> np.ndarray:
+def edges_for(std: float) -> np.ndarray:
     """Bins a power of two wide: other widths hold now more, now fewer cells of the 16-bit grid, and show teeth."""
     std = std if math.isfinite(std) and std > 0 else 1.0
     width = 2.0 ** round(math.log2(2 * SPAN * std / BINS))
@@ -97,8 +96,10 @@ def _edges(std: float) -> np.ndarray:
     return np.arange(-side, side + 1) * width
 
 
-def _density(counts: np.ndarray, total: int, edges: np.ndarray) -> list[float]:
-    return (counts / max(total, 1) / np.diff(edges)).tolist()
+def density(found: Distribution, edges: np.ndarray) -> list[float]:
+    """Density [B] of a distribution in the bins of `edges` [B + 1]."""
+    counts, _ = np.histogram(found.values, edges, weights=found.counts)
+    return (counts / max(found.n, 1) / np.diff(edges)).tolist()
 
 
 def examine(run: Run, *, draft: str = "") -> FcLook:
@@ -115,9 +116,9 @@ def examine(run: Run, *, draft: str = "") -> FcLook:
         points = load_profile(run.manifest.profile).model.points
         found = inspect_checkpoint(folder, points=None if draft else _names(points))
         way = [] if draft or not folder.is_dir() else fc_trajectory(folder, points)
-        start = first_snapshot(folder) if way else None
+        start = first_snapshot(folder, points) if way else None
         moments = {key: found.fc[key] for key in ("mean", "mean_se", "std", "std_se")}
-        run.merge_metrics({"fc": {"labels": found.verdict.labels, **moments}})
+        run.merge_metrics({"fc": {"drafter": run.drafter_name(folder), "labels": found.verdict.labels, **moments}})
         return FcLook(found, way, start)
 
 

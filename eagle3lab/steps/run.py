@@ -12,9 +12,11 @@ from typing import Any
 from eagle3lab.core.errors import UsageError
 from eagle3lab.runs import pipeline
 from eagle3lab.runs.directory import Run
+from eagle3lab.runs.injected import refuse_unknown
 from eagle3lab.runs.parameters import parse_assignments
 from eagle3lab.runs.presets import find_preset
 from eagle3lab.runs.resolve import resolve_run
+from eagle3lab.steps.preflight import refuse_without_gpus
 from eagle3lab.targets.profiles import load_profile
 
 
@@ -74,7 +76,7 @@ def run_lab(
     """Check the words of the command line, then run (or finish) the notebooks and write the report.
 
     Raises:
-        UsageError, ProfileError, RunError: nothing was run.
+        UsageError, ProfileError, RunError, ServerError: nothing was run.
         KeyboardInterrupt: Ctrl-C; `resume` continues there.
     """
     values = parse_assignments(assignments or [])
@@ -88,8 +90,9 @@ def run_lab(
         if values:
             raise UsageError(f"--resume with -p {next(iter(values))}", rule="a run keeps the parameters it began with")
         run = Run.open(resume)
+        refuse_without_gpus(load_profile(run.manifest.profile))
     else:
-        load_profile(profile)
+        refuse_without_gpus(load_profile(profile))
         find_preset(preset)
         seed = values.pop("seed", 0)
         if not 0 <= seed < 2**31:
@@ -113,6 +116,7 @@ def open_run(notebook: str, **values: Any) -> Run:
     """The run that `notebook` works on: see `eagle3lab.runs.resolve`. `values` are the notebook's parameters."""
     # Bars of other libraries are widgets that a stored notebook shows frozen at 0 %; the lab prints its own as text.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    refuse_unknown(notebook)
     return resolve_run(notebook, BUILDERS, **values)
 
 

@@ -84,6 +84,8 @@ class Profile(_Section):
     drafter: DrafterSection | None = None
     serve: dict[str, Any] | None = None
     plan: dict[str, Any] | None = None
+    amounts: dict[str, Any] | None = None
+    """Amounts that replace those of every preset (`eagle3lab.runs.presets`): a target that needs other ones."""
     config: dict[str, Any] | None = None
 
 

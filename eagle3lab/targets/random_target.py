@@ -20,6 +20,8 @@ from eagle3lab.targets.profiles import Profile
 if TYPE_CHECKING:
     import transformers
 
+    from eagle3lab.targets.model import Target
+
 CHAT_TEMPLATE = Path(__file__).with_name("templates") / "kimi_k25.jinja"
 SPECIAL_TOKENS = (
     "[BOS]",
@@ -54,8 +56,42 @@ def build_random_target(profile: Profile, folder: Path, note: Callable[[str], No
     import torch
     import transformers
 
-    seed = profile.source.seed
-    if profile.config is None or seed is None:
+    numbers, tokenizer = _parts(profile)
+    with torch.device("meta"):
+        config = kimi_config(numbers, tokenizer)
+        count = sum(p.numel() for p in transformers.Kimi_K25ForConditionalGeneration(config).parameters())
+    require_space(folder, count * getattr(torch, profile.model.dtype).itemsize, f"building {profile.name}")
+    note(f"drawing {count / 1e6:.0f} M random parameters with seed {profile.source.seed}")
+    model = _draw(profile, numbers, tokenizer, profile.model.dtype)
+    model.save_pretrained(folder, max_shard_size="1GB")
+    del model
+    for path in folder.glob("*.safetensors"):
+        _public_names(path)
+    tokenizer.save_pretrained(folder)
+    _for_engines(folder / "config.json", profile.config or {})
+    write_target_manifest(folder, profile, {"parameters": count})
+    note(f"target ready: {profile.model.id}, {count / 1e6:.0f} M parameters")
+
+
+def draw_target(profile: Profile, **thinner: int) -> Target:
+    """The same target in memory, in float32, nothing written; `thinner` replaces numbers of its `[config]`.
+
+    Raises:
+        ProfileError: as `build_random_target`.
+    """
+    import transformers
+
+    from eagle3lab.targets.model import Target
+    from eagle3lab.targets.slots import ATTENTION, grouped_attention
+
+    numbers, tokenizer = _parts(profile)
+    transformers.AttentionInterface.register(ATTENTION, grouped_attention)
+    return Target(_draw(profile, numbers | thinner, tokenizer, "float32", ATTENTION), tokenizer)
+
+
+def _parts(profile: Profile) -> tuple[dict[str, Any], Any]:
+    """`[config]` of a profile that can be drawn, and its tokenizer."""
+    if profile.config is None or profile.source.seed is None:
         raise ProfileError(f"profile '{profile.name}' needs [config] and source.seed", rule="kind = 'random'")
     if profile.model.family != "kimi_k25":
         raise ProfileError(f"family '{profile.model.family}' has no random builder", rule="known: kimi_k25")
@@ -65,25 +101,22 @@ def build_random_target(profile: Profile, folder: Path, note: Callable[[str], No
             f"vocab_size {profile.model.vocab_size} of '{profile.name}'",
             rule=f"the tokenizer has {len(tokenizer)} tokens",
         )
-    config = kimi_config(profile.config, tokenizer)
-    dtype = getattr(torch, profile.model.dtype)
-    with torch.device("meta"):
-        count = sum(p.numel() for p in transformers.Kimi_K25ForConditionalGeneration(config).parameters())
-    require_space(folder, count * dtype.itemsize, f"building {profile.name}")
-    note(f"drawing {count / 1e6:.0f} M random parameters with seed {seed}")
+    return profile.config, tokenizer
+
+
+def _draw(profile: Profile, numbers: dict[str, Any], tokenizer: Any, dtype: str, attention: str | None = None) -> Any:
+    """A fresh model, calmed, with the tokenizer's end token. The seed of the profile alone decides its weights."""
+    import torch
+    import transformers
+
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = transformers.Kimi_K25ForConditionalGeneration._from_config(config, dtype=dtype)
-    _calm(model.model.language_model, profile.config)
+        torch.manual_seed(profile.source.seed or 0)
+        model = transformers.Kimi_K25ForConditionalGeneration._from_config(
+            kimi_config(numbers, tokenizer), dtype=getattr(torch, dtype), attn_implementation=attention
+        )
+    _calm(model.model.language_model, numbers)
     model.generation_config = transformers.GenerationConfig(eos_token_id=tokenizer.eos_token_id)
-    model.save_pretrained(folder, max_shard_size="1GB")
-    del model
-    for path in folder.glob("*.safetensors"):
-        _public_names(path)
-    tokenizer.save_pretrained(folder)
-    _for_engines(folder / "config.json", profile.config)
-    write_target_manifest(folder, profile, {"parameters": count})
-    note(f"target ready: {profile.model.id}, {count / 1e6:.0f} M parameters")
+    return model
 
 
 def kimi_config(numbers: dict[str, Any], tokenizer: Any) -> transformers.Kimi_K25Config:

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from eagle3lab.core.paths import notebooks_folder
-from eagle3lab.runs.parameters import NOTEBOOKS, check_notebook
+from eagle3lab.runs.parameters import NOTEBOOKS, STANDALONE, check_notebook
 
 ALL = sorted(notebooks_folder().glob("*.ipynb"))
 ALLOWED_IMPORTS = ("eagle3lab.steps",)
@@ -31,7 +31,7 @@ def text(cell: dict) -> str:
 
 
 def test_every_notebook_of_the_lab_is_there() -> None:
-    assert set(NOTEBOOKS) <= {path.stem for path in ALL}
+    assert set(NOTEBOOKS | STANDALONE) <= {path.stem for path in ALL}
 
 
 def test_valid_and_stable_ids(notebook: dict) -> None:
@@ -43,7 +43,7 @@ def test_valid_and_stable_ids(notebook: dict) -> None:
 
 
 def test_parameters_follow_the_model(name: str) -> None:
-    if name in NOTEBOOKS:
+    if name in NOTEBOOKS | STANDALONE:
         check_notebook(notebooks_folder() / f"{name}.ipynb")
 
 

@@ -11,7 +11,14 @@ from toys import notebook
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.core.paths import notebooks_folder
-from eagle3lab.runs.parameters import NOTEBOOKS, check_notebook, declared_parameters, parse_assignments, validate
+from eagle3lab.runs.parameters import (
+    NOTEBOOKS,
+    STANDALONE,
+    check_notebook,
+    declared_parameters,
+    parse_assignments,
+    validate,
+)
 
 
 def test_frozen_notebook_parameters() -> None:
@@ -24,6 +31,8 @@ def test_frozen_notebook_parameters() -> None:
         "04_inspect_fc": [*common, "draft"],
         "05_measure_acceptance": [*common, "draft"],
     }
+    assert list(STANDALONE["06_zero_acceptance"].model_fields) == common
+    assert list(STANDALONE["07_compare_runs"].model_fields) == [*common, "runs"]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +83,7 @@ def test_bad_words(word: str, words: str) -> None:
         parse_assignments(["seed=1", "seed=2"])
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", [*NOTEBOOKS, *STANDALONE])
 def test_source_notebooks_follow_their_models(name: str) -> None:
     check_notebook(notebooks_folder() / f"{name}.ipynb")
 
