@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from cases.conftest import DATA, load
+from cases.conftest import DATA, VARIATIONS, load
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ from .hostile import damage_bytes, damage_value, write_artefacts
 
 SECONDS = 5.0
 """Of processor time, so that a busy machine does not look like a hang."""
-INPUTS = [case["input"] for case in load(DATA)]
+INPUTS = [case["input"] for folder in (DATA, VARIATIONS) for case in load(folder)]
 
 
 class Tags(HTMLParser):
