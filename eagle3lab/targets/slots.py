@@ -118,7 +118,8 @@ def prefix_length(prompts: Sequence[Sequence[int]]) -> int:
     """Leading tokens that all prompts share, one less than the shortest at most: 0 for a single prompt."""
     if len(prompts) < 2:
         return 0
-    first, last = min(prompts), max(prompts)  # in the order of a dictionary; what these two share, all share
+    # In the order of a dictionary: what the first and the last share, all share.
+    first, last = min(prompts, key=tuple), max(prompts, key=tuple)
     most = min(map(len, prompts)) - 1
     return next((place for place in range(most) if first[place] != last[place]), most)
 

@@ -175,6 +175,7 @@ def test_amounts_are_those_of_the_run_not_of_todays_presets(full: Run, monkeypat
     changed = {"quick": dataclasses.replace(PRESETS["quick"], train_steps=steps + 7)}
     monkeypatch.setattr("eagle3lab.runs.presets.PRESETS", changed)
     assert Run.open(full.path).preset.train_steps == steps
+    assert "did not record its amounts" not in page(full)[1].words
     assert Run.create("smollm2", "quick", seed=4).preset.train_steps == steps + 7
 
 
