@@ -70,7 +70,7 @@ class Job:
     """One run that a sweep asks for.
 
     Fields:
-        number: from 1, in the order of the file. parameters: as the file gives them, `fixed` left out.
+        number: from 1, in the order of the file. parameters: those of the file, `fixed` left out.
         seed, overrides: what the run gets; an amount that it would have anyway is no override.
         sha256: over profile, preset, seed and overrides: equal parameters have equal hashes.
         profile_sha256: of a user's own profile file; "" for a shipped profile, which belongs to the code.
@@ -125,6 +125,7 @@ def read_sweep(path: Path) -> Sweep:
     for parameters in _combinations(file, path):
         asked += 1
         checked = _checked(file.fixed | parameters, preset, path)
+        parameters = {name: checked[name] for name in parameters}
         seed = checked.pop("seed", 0)
         overrides = changed(preset, checked)
         digest = parameters_hash(profile, file.preset, seed, overrides)

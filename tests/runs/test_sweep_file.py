@@ -32,7 +32,7 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file(read) -> None:
         ({"learning_rate": 0.004, "train_steps": 5}, 7),
     ]
     assert [job.number for job in sweep.jobs] == [1, 2, 3, 4] and len({job.sha256 for job in sweep.jobs}) == 4
-    assert sweep.jobs[1].label == "learning_rate=1e-3 seed=7"
+    assert sweep.jobs[1].label == "learning_rate=0.001 seed=7"
 
 
 def test_a_job_has_the_hash_of_the_run_it_makes(read) -> None:
