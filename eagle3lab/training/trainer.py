@@ -267,6 +267,7 @@ class Trainer:
             compute=self.compute,
             shards=self.world.shards,
             ranks=self.world.size,
+            device=self.world.device.type,
         )
         limit = self.watching.memory_bytes
         require_memory(needed, available_memory(self.world.device) if limit is None else limit, s.batch_tokens)
