@@ -130,12 +130,16 @@ def states_pull(
 def states_shrink(
     source: Annotated[Path, typer.Argument(metavar="SRC", help="Folder of finished states.")],
     destination: Annotated[Path, typer.Argument(metavar="DST", help="New folder, in 8 bits.")],
+    draft: Annotated[Path | None, typer.Option(help="Drafter, replayed on both: what the rounding costs.")] = None,
+    profile: Annotated[str, typer.Option(help="Target profile of the drafter.")] = "smollm2",
+    target: Annotated[Path | None, typer.Option(help="Target folder, instead of the profile's.")] = None,
+    steps: Annotated[int, typer.Option(help="Drafted tokens a chain (k).")] = 3,
+    samples: Annotated[str | None, typer.Option(help="A:B, samples to replay; default all.")] = None,
 ) -> None:
-    """Round states to 8 bits, one scale a row and point, and print the error."""
-    from eagle3lab.capture.eight_bit import shrink
+    """Round states to 8 bits, one scale a row and point; print the error, and with --draft the cost in acceptance."""
+    from eagle3lab.steps.shrink import shrink_states
 
-    done = shrink(source, destination)
-    errors = ", ".join(f"{'last' if point < 0 else point}: {100 * share:.2f} %" for point, share in done.error.items())
-    typer.echo(f"{done.samples} samples, {done.bytes_before / 1e6:.0f} MB -> {done.bytes_after / 1e6:.0f} MB")
-    typer.echo(f"error (rms over rms of the states): {errors}")
-    typer.echo(f"acceptance cost: not measured; next: eagle3lab accept replay --draft DRAFTER --states {destination}")
+    lines = shrink_states(
+        source, destination, draft=draft, profile=profile, target=target, steps=steps, samples=samples
+    )
+    typer.echo("\n".join(lines))

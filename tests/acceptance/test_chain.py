@@ -29,6 +29,16 @@ def test_greedy_text_is_that_of_plain_decoding(name, batch):
     assert len({len(reply.tokens) for reply in replies}) > 1, "some replies must end before the limit"
 
 
+def test_a_hundred_prompts_in_single_precision():
+    own = lab()
+    prompts = some_prompts(100, seed=8, longest=40)
+    plain = [reply.tokens for reply in generate(own.target, prompts, max_new_tokens=40, batch=16)]
+    replies = ChainDecoder(own.target, own.drafters["taught"], K).run(prompts, max_new_tokens=40, batch=32)
+    assert own.target.dtype == torch.float32 and [reply.tokens for reply in replies] == plain
+    counts = counts_of(replies, K)
+    assert counts.accepted > 0 and counts.histogram[0] > 0
+
+
 def test_a_shared_beginning_is_read_once_and_changes_nothing():
     own, prefix = lab(), [9, 8, 7, 6, 5, 4]
     prompts = [[*prefix, *prompt] for prompt in own.prompts[:12]]

@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from eagle3lab.acceptance.counts import from_lengths, total
 from eagle3lab.capture.eight_bit import shrink
 from eagle3lab.capture.manifest import MANIFEST
 from eagle3lab.capture.remote import pull, push
 from eagle3lab.capture.shards import from_int8, shard_name, to_int8
 from eagle3lab.capture.store import Store
 from eagle3lab.core.errors import StoreError
+from eagle3lab.steps import shrink as steps_shrink
+from eagle3lab.steps.accept_outcome import AcceptOutcome
 from tests.capture.capturing import contents, run_capture
 from tests.tiny import HIDDEN, POINTS
 
@@ -59,6 +62,23 @@ def test_half_the_bytes_and_the_error_that_is_printed(folder: Path, tmp_path: Pa
     assert again.error == done.error
     with pytest.raises(StoreError, match="int8 already"):
         shrink(tmp_path / "small", tmp_path / "smaller")
+
+
+def test_the_acceptance_cost_is_measured_by_replay_on_both(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    seen = []
+
+    def replayed(states: Path, draft: Path, *, steps: int, **_: object) -> AcceptOutcome:
+        """Wrong in one chain more of every sample where the states are rounded."""
+        seen.append(Store(states).manifest.storage)
+        lost = seen[-1] == "int8"
+        each = [from_lengths([3, 2, 1, 0 if lost else 1], k=steps, prompt=str(i)) for i in range(4)]
+        return AcceptOutcome(total(each).to_json(), "replay")
+
+    monkeypatch.setattr(steps_shrink, "replay", replayed)
+    lines = steps_shrink.shrink_states(folder, tmp_path / "small", draft=Path("drafter"))
+    assert seen == ["plain", "int8"]
+    assert "accept length 2.7500 -> 2.5000, difference -0.2500" in lines[-1] and "over 4 samples" in lines[-1]
+    assert "not measured" in steps_shrink.shrink_states(folder, tmp_path / "other")[-1]
 
 
 @pytest.fixture
