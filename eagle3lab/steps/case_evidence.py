@@ -48,9 +48,10 @@ def read_evidence(algorithm: Algorithm, folder: Path | None = None) -> Evidence:
         steps = facts["arguments"]["speculative_num_steps"]
         counts = {name: from_sglang_meta_info(one, steps=steps, prompt=name) for name, one in meta.items()}
         known = {name: one for name, one in counts.items() if one is not None}
-        for key in ("what", "command", "date", "versions"):
-            facts[key]
-    except (RunError, AcceptanceError, KeyError, TypeError, ValueError) as error:
+        if not all(isinstance(facts[key], str) for key in ("what", "command", "date")):
+            raise TypeError("what, command and date are text")
+        facts["versions"] = {str(name): str(version) for name, version in facts["versions"].items()}
+    except (RunError, AcceptanceError, KeyError, TypeError, ValueError, AttributeError) as error:
         told = f"{type(error).__name__}: {error}"
         return Evidence(algorithm, path, None, {}, {}, {}, f"{path.name} cannot be read ({told})")
     return Evidence(algorithm, path, facts, known, meta, texts)
