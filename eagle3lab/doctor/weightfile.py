@@ -74,9 +74,9 @@ def from_description(described: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(described.get("tensor"), Mapping) or isinstance(described.get("tensors"), Mapping):
         return _described_tensors(name, described)
     if isinstance(described.get("header_text"), str):
-        raw = described["header_text"].encode()
+        raw = _encoded(described["header_text"])
         return _from_bytes(name, len(raw).to_bytes(8, "little") + raw, described)
-    for key, decode in (("bytes_hex", bytes.fromhex), ("text", str.encode), ("first_8_bytes_hex", bytes.fromhex)):
+    for key, decode in (("bytes_hex", bytes.fromhex), ("text", _encoded), ("first_8_bytes_hex", bytes.fromhex)):
         if isinstance(described.get(key), str):
             try:
                 return _from_bytes(name, decode(described[key]), described)
@@ -86,6 +86,11 @@ def from_description(described: Mapping[str, Any]) -> dict[str, Any]:
     if size == 0:
         return _from_bytes(name, b"", described)
     return {"name": name, "size": size, "kind": "unknown", "problem": "the description tells no contents"}
+
+
+def _encoded(text: str) -> bytes:
+    """Text as a file would hold it; half a surrogate pair, which no file can, becomes a question mark."""
+    return text.encode("utf-8", "replace")
 
 
 def _from_bytes(name: str, data: bytes, described: Mapping[str, Any]) -> dict[str, Any]:

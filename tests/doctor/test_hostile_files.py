@@ -206,3 +206,9 @@ def test_paths_that_are_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[s
         assert cli.run(["doctor", *words]) == 2
         out, err = capfd.readouterr()
         assert out == "" and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("key", ["header_text", "text"])
+def test_half_a_surrogate_pair_in_a_description(key: str, visit) -> None:
+    report = visit({"file": {"name": "model.safetensors", key: '{"\ud800": 1}', "data_bytes": 24}})
+    assert "check-broken" not in {finding.code for finding in report.findings}

@@ -20,7 +20,8 @@ COSINE = 0.99
 def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[int], mask: Sequence[Any] = (),
                     *, block: int = 0) -> Iterator[Finding]:  # fmt: skip
     """Findings about measured rows. where: prefix of messages; points: id of each block; mask: loss mask by row."""
-    names = [str(points[b]) if b < len(points) else f"block {b}" for b in range(max(len(points), 1))]
+    count = max(len(points), report.width // block if block else 1, 1)
+    names = [str(points[b]) if b < len(points) else f"block {b}" for b in range(count)]
     if report.nan_row_count:
         rows = report.nan_rows or [0]
         masked = bool(mask) and all(not mask[row] for row in rows if row < len(mask))
