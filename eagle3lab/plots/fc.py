@@ -91,7 +91,7 @@ def norm_maps(
                 axis.axhline(start, color=DARK, linestyle=":", linewidth=1.2, label="std at the start")
             axis.set(title=f"Norm of every {what}", xlabel=what, ylabel="root mean square")
             axis.set_ylim(bottom=0, top=axis.get_ylim()[1] * 1.15)
-            axis.legend(fontsize=8, ncols=2, loc="lower right")
+            axis.legend(fontsize=8, ncols=2, loc="lower right", frameon=True, framealpha=0.9, edgecolor="none")
     alt = (
         f"Root mean square of {len(flat):,} rows and {len(columns):,} columns of fc. "
         f"{len(marked_rows)} rows and {len(marked_columns)} columns are marked."

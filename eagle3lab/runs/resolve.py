@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import RunError
@@ -69,8 +70,9 @@ def _parent_runs_notebooks() -> bool:
     import psutil
 
     parent = psutil.Process().parent()
-    words = " ".join(parent.cmdline()) if parent else ""
-    return any(mark in words for mark in ("ipykernel_launcher", "papermill", "pytest", "nbclient"))
+    # Whole words: a Jupyter server over a folder such as /tmp/pytest-of-me is still a Jupyter server.
+    words = {Path(word).name.removesuffix(".exe") for word in (parent.cmdline() if parent else []) if word[:1] != "-"}
+    return not words.isdisjoint({"ipykernel_launcher", "papermill", "pytest", "py.test", "nbclient"})
 
 
 def resolve_run(notebook: str, builders: Builders, *, note: Callable[[str], None] = print, **values: Any) -> Run:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,19 @@ def say(text: str) -> None:
         print(text)
     else:
         display(Markdown(text))
+
+
+def fenced(text: str, width: int = 92) -> str:
+    """`text` as a Markdown block of fixed width, long lines broken between words.
+
+    JupyterLab breaks such a block inside words instead.
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        indent = " " * (len(line) - len(line.lstrip(" -")))
+        kept = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+        lines += [line] if len(line) <= width else kept
+    return "\n".join(["```", *lines, "```"])
 
 
 def show_html(code: str) -> None:

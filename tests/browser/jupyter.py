@@ -18,6 +18,7 @@ from typing import Any
 from urllib.request import urlopen
 
 START_SECONDS = 120
+ERROR = re.compile(r"^Traceback|^\w*(Error|Exception|Interrupt)(:|$)", re.MULTILINE)
 SETTINGS: dict[str, dict[str, Any]] = {
     # Every cell stays in the page, so that the test sees what a reader would scroll to.
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -102,8 +103,11 @@ class Seen:
 
     def errors(self) -> list[str]:
         """Tracebacks, broken widgets and errors of the page itself."""
-        selectors = ".jp-OutputArea-output[data-mime-type='application/vnd.jupyter.error']"
-        text = self.page.eval_on_selector_all(selectors, "all => all.map(one => one.innerText)")
+        # An error is shown like a stream: its last line tells them apart.
+        shown = self.page.eval_on_selector_all(".jp-OutputArea-output", "all => all.map(one => one.innerText)")
+        text = [
+            one for one in shown if re.search(r"^Traceback|^\w*(Error|Exception|Interrupt)(:|$)", one, re.MULTILINE)
+        ]
         body = self.page.inner_text("body")
         broken = [word for word in ("Error displaying widget", "Loading widget...", "Javascript Error") if word in body]
         return [*text, *broken, *self.faults]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,10 +29,12 @@ def change(seen: Seen, act: Any) -> list[str]:
     raise AssertionError("the figure did not change")
 
 
-def test_inspect_fc(page: Any, lab: Lab) -> None:
+def test_inspect_fc(page: Any, lab: Lab, quick_run: Path) -> None:
     seen = open_and_run(page, lab, "04_inspect_fc.ipynb", seconds=300)
     seen.screenshot(SCREENSHOTS / "04_light.png")
     finished(seen)
+    # A person looks: the newest run is taken, nothing is built anew.
+    assert f"run {quick_run.name} (the newest" in page.inner_text(".jp-Notebook")
     assert len(seen.images()) >= 4 and len(seen.images(WIDGET)) == 1
 
     buttons = page.locator(f"{WIDGET} .widget-toggle-button")

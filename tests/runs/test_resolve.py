@@ -155,6 +155,7 @@ def test_papermill_inside_a_notebook_inherits_its_names_but_is_a_batch_job() -> 
         "child = 'from eagle3lab.runs.resolve import in_batch; print(in_batch())'\n"
         "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)"
     )
-    for word, expected in (("papermill", "True"), ("jupyter-lab", "False")):
-        out = subprocess.run([sys.executable, "-c", code, word], capture_output=True, text=True).stdout
+    server = ["jupyter-lab", "--ServerApp.root_dir=/tmp/pytest-of-me/papermill", "/tmp/pytest-of-me/notebooks"]
+    for words, expected in ((["/opt/bin/papermill", "a.ipynb"], "True"), (["-m", "pytest"], "True"), (server, "False")):
+        out = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True).stdout
         assert out.strip() == expected
