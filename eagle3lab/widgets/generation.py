@@ -72,13 +72,16 @@ class Generation:
         return "" if step.bonus is None else f"<b>{html.escape(self.decode([step.bonus]))}</b>"
 
 
+_TEXT = '<td style="text-align:left">'  # JupyterLab sets every cell to the right, as numbers stand
+
+
 def static_twin(generation: Generation, steps: int = TWIN_STEPS) -> str:
     """HTML table of the first verify steps."""
     every = generation.steps
     first = html.escape(generation.decode(generation.reply.tokens[:1]))
     rows = [
-        f"<tr><td>{number}</td><td>{generation.drafted(step)}</td><td>{step.kept}</td><td>{generation.bonus(step)}</td>"
-        "</tr>"
+        f"<tr><td>{number}</td>{_TEXT}{generation.drafted(step)}</td><td>{step.kept}</td>"
+        f"{_TEXT}{generation.bonus(step)}</td></tr>"
         for number, step in enumerate(every[:steps], 1)
     ]
     left = len(every) - len(rows)

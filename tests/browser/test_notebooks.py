@@ -29,6 +29,13 @@ def change(seen: Seen, act: Any) -> list[str]:
     raise AssertionError("the figure did not change")
 
 
+def set_theme(page: Any, name: str) -> None:
+    page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
+    page.hover(".lm-Menu-itemLabel:text-is('Theme')")
+    page.click(f".lm-Menu-itemLabel:text-is('JupyterLab {name}')")
+    page.wait_for_selector(f"body[data-jp-theme-light='{str(name == 'Light').lower()}']", state="attached")
+
+
 def test_inspect_fc(page: Any, lab: Lab, quick_run: Path) -> None:
     seen = open_and_run(page, lab, "04_inspect_fc.ipynb", seconds=300)
     seen.screenshot(SCREENSHOTS / "04_light.png")
@@ -53,20 +60,40 @@ def test_inspect_fc(page: Any, lab: Lab, quick_run: Path) -> None:
     page.locator(WIDGET).first.screenshot(path=str(SCREENSHOTS / "04_widget.png"))
     finished(seen)
 
-    page.click(".lm-MenuBar-itemLabel:text-is('Settings')")
-    page.hover(".lm-Menu-itemLabel:text-is('Theme')")
-    page.click(".lm-Menu-itemLabel:text-is('JupyterLab Dark')")
-    page.wait_for_selector("body[data-jp-theme-light='false']", state="attached")
+    set_theme(page, "Dark")
     seen.screenshot(SCREENSHOTS / "04_dark.png")
+    set_theme(page, "Light")  # the server keeps the choice
 
 
-def test_measure_acceptance(page: Any, lab: Lab) -> None:
+def test_measure_acceptance(page: Any, lab: Lab, quick_run: Path) -> None:
     seen = open_and_run(page, lab, "05_measure_acceptance.ipynb", seconds=540)
     seen.screenshot(SCREENSHOTS / "05_light.png")
     finished(seen)
     assert len(seen.images()) >= 2
-    text = page.inner_text(".jp-Notebook")
-    assert "Accept length" in text or "accept length" in text
+    assert f"run {quick_run.name} (the newest" in page.inner_text(".jp-Notebook")
+    assert "Result. On own the accept length is" in page.inner_text(".jp-Notebook")
+
+    def step() -> str:
+        return page.locator(f"{WIDGET} .widget-html").first.inner_text()
+
+    assert "verify step 1 of" in step()
+    page.click(f"{WIDGET} button:has-text('on')")
+    page.wait_for_function("words => document.body.innerText.includes(words)", arg="verify step 2 of")
+    assert "verify step 2 of" in step()
+    page.locator(f"{WIDGET} .widget-slider [role=slider], {WIDGET} .noUi-handle").first.press("End")
+    page.wait_for_timeout(2000)
+    shown = step()
+    place, count = shown.split("verify step ")[1].split(":")[0].split(" of ")
+    assert place == count, shown
+    menu = page.locator(f"{WIDGET} .widget-dropdown select")
+    menu.select_option(menu.locator("option").all_inner_texts()[-1])  # another reply starts at its first step
+    page.wait_for_timeout(2000)
+    assert "verify step 1 of" in step() and step().splitlines()[0] != shown.splitlines()[0]
+    page.locator(WIDGET).first.screenshot(path=str(SCREENSHOTS / "05_widget.png"))
+    finished(seen)
+    set_theme(page, "Dark")
+    seen.screenshot(SCREENSHOTS / "05_dark.png")
+    set_theme(page, "Light")
 
 
 def test_an_error_in_a_cell_is_seen(page: Any, lab: Lab) -> None:
