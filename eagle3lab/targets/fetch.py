@@ -22,7 +22,7 @@ from typing import Any
 
 from eagle3lab.core.errors import FetchError
 from eagle3lab.core.files import build_folder, read_json, require_space, write_json
-from eagle3lab.core.hashes import sha256_file
+from eagle3lab.core.hashes import sha256_file, sha256_json
 from eagle3lab.core.paths import cache_folder
 from eagle3lab.targets.profiles import Profile
 
@@ -33,9 +33,13 @@ DOWNLOAD_TRIES = 3
 
 
 def fetched_folder(profile: Profile) -> Path:
-    """Where this profile's plain safetensors live once fetched."""
+    """Where this profile's plain safetensors live once fetched.
+
+    Random weights follow from seed and shape, so a profile that changes either gets another folder.
+    """
     source = profile.source
-    mark = (source.member_sha256 or source.hub_id or f"seed{source.seed}").replace("/", "--")[:12]
+    drawn = sha256_json([source.seed, profile.config, profile.model.dtype])
+    mark = (source.member_sha256 or source.hub_id or drawn).replace("/", "--")[:12]
     return cache_folder() / "targets" / f"{profile.name}-{mark}"
 
 

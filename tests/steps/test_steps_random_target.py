@@ -24,6 +24,7 @@ from eagle3lab.steps.corpus_build import RANDOM_REPLIES, regenerate_if_needed
 from eagle3lab.steps.fc import examine
 from eagle3lab.steps.look import look_at_target
 from eagle3lab.steps.train import draft_config, start_of, train_drafter
+from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.profiles import PROFILE_FOLDER, load_profile
 from eagle3lab.targets.random_target import draw_target
 from tests.tiny import tiny_target
@@ -176,3 +177,11 @@ def test_kimi_k25_with_gpus_is_not_refused_by_the_preflight(tmp_path: Path, monk
     refuse_without_gpus(load_profile("kimi-k2.5"))
     monkeypatch.setattr(provenance, "_gpus", lambda: [])
     refuse_without_gpus(load_profile("kimi-thin"))
+
+
+def test_another_shape_or_seed_is_another_folder() -> None:
+    profile = load_profile("kimi-thin")
+    thinner = profile.model_copy(update={"config": {**(profile.config or {}), "intermediate_size": 128}})
+    other = profile.model_copy(update={"source": profile.source.model_copy(update={"seed": 1})})
+    folders = {fetched_folder(one) for one in (profile, thinner, other)}
+    assert len(folders) == 3 and fetched_folder(load_profile("kimi-thin")) in folders
