@@ -72,11 +72,11 @@ PRESETS = {
         Preset(
             name="long",
             train_samples=None,
-            train_steps=8000,
+            train_steps=4000,
             batch_tokens=512,
             draft_vocab_size=12288,
             ttt_steps=3,
-            learning_rate=3e-3,
+            learning_rate=2e-3,
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=True,
