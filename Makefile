@@ -6,7 +6,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install fetch run test test-unit test-notebooks test-browser test-engines test-all lint docs figures
+.PHONY: help install fetch run test test-unit test-notebooks test-browser test-engines test-all lint docs figures bench-training
 
 VENV ?= .venv
 PROFILE ?= smollm2
@@ -65,8 +65,13 @@ lint: install
 
 docs: install
 	@$(call extra,mkdocstrings,docs)
-	@$(BIN)/python -m mkdocs build --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 	@echo 'docs: build/site/index.html'
 
 figures: install
 	@$(BIN)/python scripts/export_figures.py $(RUN)
+
+# Against the peers' own code where scripts/install_peers.sh has put it; BENCH_ARGS: see the script's --help.
+bench-training: install
+	@$(BIN)/python benchmarks/bench_training.py $(BENCH_ARGS)
+	@$(BIN)/python benchmarks/training_cuda.py
