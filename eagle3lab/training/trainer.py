@@ -33,7 +33,7 @@ from eagle3lab.training.conventions import Convention, labelled
 from eagle3lab.training.distributed import World, full, spread, whole
 from eagle3lab.training.estimate import Meter, available_memory, matrix_rate, memory, require_memory
 from eagle3lab.training.loss import LossKind, StepSums, Supervision, ttt_loss
-from eagle3lab.training.watch import FIRST, RECENT, Guard, Lines, Window, fc_stds
+from eagle3lab.training.watch import Guard, Lines, Window, fc_stds
 
 SNAPSHOT_SHARES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """fc is saved at these shares of the steps: the trajectory that `inspect` draws."""
@@ -157,7 +157,7 @@ class Trainer:
             self.parameters, lr=s.learning_rate, betas=(0.9, s.beta2), weight_decay=s.weight_decay, fused=True
         )
         self.result, self.window = TrainResult(), Window(s.ttt_steps)
-        self.guard = Guard(s.stuck_after and max(FIRST + RECENT, min(s.stuck_after, s.steps // 2)))
+        self.guard = Guard(min(s.stuck_after, s.steps // 2))
         self.lines: Lines | None = None
 
     def learning_rate(self, step: int) -> float:
@@ -198,14 +198,10 @@ class Trainer:
         supervision = labelled(s.convention, bare, self.choice(batch))
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=s.precision == "bf16"):
             hidden = self.drafter(batch, s.ttt_steps)
-        hidden, head = [h.to(self.compute) for h in hidden], self.drafter.lm_head.weight
-        if len(bare.teacher):
-            loss, sums = ttt_loss(
-                hidden, head, self.teacher_head, batch.last, supervision, kind=s.loss,
-                temperature=s.teacher_temperature, expected=expected,
-            )  # fmt: skip
-        else:
-            loss, sums = _no_loss(hidden, head, expected)
+        loss, sums = ttt_loss(
+            [h.to(self.compute) for h in hidden], self.drafter.lm_head.weight, self.teacher_head, batch.last,
+            supervision, kind=s.loss, temperature=s.teacher_temperature, expected=expected,
+        )  # fmt: skip
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = full(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
@@ -395,12 +391,6 @@ class Trainer:
         self.guard.restore(found.state["guard"])
         self.fc_start = found.state["fc_start"]
         return True
-
-
-def _no_loss(hidden: list[Tensor], head: Tensor, expected: bool) -> tuple[Tensor, StepSums]:
-    """Zero, with zero gradients everywhere: of a rank whose part supervises nothing but must exchange gradients."""
-    none = torch.zeros(len(hidden), dtype=torch.float64, device=head.device)
-    return sum((h.sum() for h in hidden), head.sum()) * 0, StepSums(none, none, none, none if expected else None)
 
 
 def _final_norm(target: Target) -> Callable[[Tensor], Tensor]:

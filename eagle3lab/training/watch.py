@@ -23,10 +23,12 @@ from eagle3lab.training.loss import StepSums
 
 LINES = "training.jsonl"
 """Rows of the curve, one JSON a line, written while training goes on."""
-FIRST, RECENT = 10, 20
-"""Losses whose means say whether a loss has left its start."""
-LEAST_DROP = 0.02
-"""Share of the start by which a loss must have fallen to have left it, noise (3 standard errors) aside."""
+RECENT = 20
+"""Gradient norms kept to tell a rise."""
+LEAST_STEPS = 30
+LEAST_DROP, NOISE = 0.01, 3
+"""A loss has left its start when the later half of its steps lies below the first quarter by this share of it, or by so
+many standard errors where that is more."""
 FIELDS = 5
 
 
@@ -115,14 +117,13 @@ class Guard:
     """Stops a training whose loss is not finite, or has not left its start when it should have.
 
     Args:
-        patience: steps after which a loss must have left its start; 0 = never asked.
+        patience: step at which that is judged, once; 0 = never.
     """
 
     def __init__(self, patience: int) -> None:
-        self.patience, self.left = patience, patience == 0
+        self.patience = patience and max(patience, LEAST_STEPS)
         self.step = 0
-        self.start: list[float] = []
-        self.recent: list[float] = []
+        self.losses: list[float] = []
         self.norms: list[float] = []
 
     def see(self, last_step: int, seen: Tensor, causes: Callable[[int | None], list[str]]) -> None:
@@ -143,23 +144,23 @@ class Guard:
                     rule="both must be finite",
                     fix=_told([*causes(self.step), *self._rising()]) or "lower the learning rate",
                 )
-            if len(self.start) < FIRST:
-                self.start.append(loss)
-            self.recent, self.norms = [*self.recent[-RECENT + 1 :], loss], [*self.norms[-RECENT + 1 :], norm]
-            self._judge_start(causes)
+            self.norms = [*self.norms[-RECENT + 1 :], norm]
+            if self.step <= self.patience:
+                self.losses.append(loss)
+            if self.step == self.patience:
+                self._judge_start(causes)
 
     def _judge_start(self, causes: Callable[[int | None], list[str]]) -> None:
-        if self.left or self.step < FIRST + RECENT:
-            return
-        first, now = _mean(self.start), _mean(self.recent)
-        error = math.sqrt(_variance(self.start) / FIRST + _variance(self.recent) / RECENT)
-        self.left = now < first - max(3 * error, LEAST_DROP * abs(first))
-        if not self.left and self.step >= self.patience:
+        first, later = self.losses[: len(self.losses) // 4], self.losses[len(self.losses) // 2 :]
+        start, now, noise = _mean(first), _mean(later), _variance(self.losses)
+        error = math.sqrt(noise / len(first) + noise / len(later))
+        if now >= start - max(NOISE * error, LEAST_DROP * abs(start)):
             raise TrainingError(
-                f"the loss is {now:.4g} after {self.step} steps, it began at {first:.4g}",
-                rule=f"within {self.patience} steps it falls by more than {LEAST_DROP:.0%} and its own noise",
+                f"the loss is {now:.4g} after {self.step} steps, it began at {start:.4g}",
+                rule=f"it falls by {LEAST_DROP:.0%} and more than its own noise",
                 fix=_told(causes(None)) or "raise learning_rate; eagle3lab doctor --states DIR",
             )
+        self.losses = []
 
     def _rising(self) -> list[str]:
         calm = sorted(self.norms)[: max(1, len(self.norms) // 2)]
@@ -169,7 +170,7 @@ class Guard:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"left": self.left, "step": self.step, "start": self.start, "recent": self.recent, "norms": self.norms}
+        return {"step": self.step, "losses": self.losses, "norms": self.norms}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint."""

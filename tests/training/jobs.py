@@ -53,14 +53,28 @@ def manifest(shards: int, *, seed: int = 0, greedy: bool = False) -> StatesManif
     )
 
 
-def tiny_store(folder: Path, *, seed: int = 0, samples: int = SAMPLES, shards: int = 1, greedy: bool = False) -> Path:
-    """States of the tiny target on random text, fp32, 10 to 49 tokens a sample, the last two thirds supervised."""
+def tiny_store(
+    folder: Path,
+    *,
+    seed: int = 0,
+    samples: int = SAMPLES,
+    shards: int = 1,
+    greedy: bool = False,
+    own_text: bool = False,
+) -> Path:
+    """States of the tiny target, fp32, 10 to 49 tokens a sample, the last two thirds supervised.
+
+    Args:
+        own_text: the supervised tokens are the target's own greedy choice, not random ones.
+    """
     target = tiny_target()
     generator = torch.Generator().manual_seed(seed)
     writer, made = StoreWriter(folder, manifest(shards, seed=seed, greedy=greedy)), []
     for index in range(samples):
         length = int(torch.randint(10, 50, (), generator=generator))
         ids = torch.randint(0, VOCAB, (1, length), generator=generator)
+        for place in range(length // 3 + 1, length if own_text else 0):
+            ids[0, place] = target.logits(target.states(ids[:, :place])[0][0, -1]).argmax()
         last, states = target.states(ids, points=POINTS)
         made.append(Sample(index, ids[0], torch.arange(length) > length // 3, torch.cat(states, -1)[0], last[0]))
     each = -(-samples // shards)
