@@ -171,3 +171,12 @@ def test_text_of_another_template_than_the_tokenizers(tmp_path: Path) -> None:
         f.message for f in visit(Inputs(corpus=str(path), tokenizer=str(folder))).findings if f.severity == "error"
     ]
     assert errors == ["the text has kimi delimiters in 1 rows and none of chatml, the tokenizer's template"]
+
+
+def test_a_list_one_off_the_default_is_asked_about() -> None:
+    """Right for the other engine, so no warning; without the states' manifest nobody can know."""
+    target = {"blocks": 36, "hidden_size": 4096, "family": "qwen3"}
+    for engine, ids, words in (("sglang", [2, 18, 33], "meant as inputs?"), ("vllm", [1, 17, 32], "meant as outputs?")):
+        facts = {"target": target, "draft_config_ids": ids}
+        assert words in said(facts, "info", engine) and said(facts, "warning", engine) == ""
+    assert "meant as" not in said({"target": target, "draft_config_ids": [1, 17, 32]}, "info", "sglang")

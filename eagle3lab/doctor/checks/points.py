@@ -155,7 +155,12 @@ def points_ambiguous(facts: Facts) -> Iterator[Finding]:
     if _trained(facts) is not None:
         return
     for view in views(facts):
-        if not view.ambiguous or view.read is None or view.refused or view.by_family:
+        if view.read is None or view.refused or view.by_family:
+            continue
+        hint = next((note for note in view.notes if note.startswith("all points one")), None)
+        if hint is not None and not view.ambiguous:
+            yield info("capture points", f"{view.engine.label} with ids {view.read}: {hint}", as_written=view.read)
+        if not view.ambiguous:
             continue
         plus = sorted(i + 1 for i in view.read)
         tell = warning if facts.chosen and len(view.read) > 1 else info

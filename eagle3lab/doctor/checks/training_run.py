@@ -251,5 +251,5 @@ def fc_moves(facts: Facts) -> Iterator[Finding]:
         text = f"fc collapsed: standard deviation {first:.4g} to {last:.4g} over {steps}"
         yield error("fc", text, actual=last, first=first, last=last)
     else:
-        far = "unknown" if moved is None else f"{100 * moved:.2g} %"
+        far = "unknown" if moved is None else f"{100 * moved:.3g} %"
         yield info("fc", f"fc moved {far} of its size over {steps}", moved=moved, first=first, last=last)
