@@ -220,6 +220,11 @@ def execute(
         return "stopped"
     except (DeadKernelError, CellTimeoutError):
         return "died"
+    except RuntimeError as error:
+        # jupyter_client has no class for a kernel that ends, or is stopped, before it has answered at all.
+        if not str(error).startswith("Kernel "):
+            raise
+        return "died" if control.reason is None else "stopped"
     except PapermillExecutionError:
         return "raised"
     return None

@@ -127,7 +127,7 @@ def sweep(
     for row, job in zip(rows, asked.jobs, strict=True):
         _take_finished(row, job, asked, own=own.get(job.sha256), any_code=any_code, note=note)
     if others := [row for row in rows if row.other_code]:
-        note(f"{len(others)} finished runs were made by other code than this; to run this sweep anew, rename its file")
+        note(f"finished runs by other code than this: {len(others)}; to run this sweep anew, rename its file")
     if dry_run:
         return SweepOutcome(rows, None, asked.repeated)
     launcher = _launcher(asked, at_once, folder)
