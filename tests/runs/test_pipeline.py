@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import signal
 import sys
@@ -70,7 +71,8 @@ def test_a_killed_kernel_is_dead_though_papermill_calls_its_cells_completed(run:
     folder = toys(n00_preflight=("import os, signal", "os.kill(os.getpid(), signal.SIGKILL)", "after = 1"))
     failure, _ = go(run, folder, names=NAMES[:1])
     assert failure is not None and failure.status.status == "dead"
-    assert "code cell 3 of 4: the kernel died" in failure.message(run)
+    # A kernel that dies may have given the killing cell its number already: then the cell after it is named.
+    assert re.search(r"code cell [34] of 4: the kernel died", failure.message(run))
     executed = json.loads((run.notebooks / "00_preflight.ipynb").read_text())
     said = [cell["metadata"]["papermill"]["status"] for cell in executed["cells"] if "papermill" in cell["metadata"]]
     assert "completed" in said, "papermill marks it: without the judge this run would pass"
