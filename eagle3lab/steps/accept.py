@@ -91,7 +91,7 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
         rival = None
         if draft and (run.drafter / "config.json").is_file():
             rival = load_drafter(run.drafter, target.embedding.weight, target=target_folder)
-        k = profile.drafter.num_draft_tokens if profile.drafter else 3
+        k = profile.draft_tokens
         asked = {name: held_out(name)[: preset.eval_prompts] for name in evaluation_sets(profile)}
         if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
             asked["humaneval"] = held_out("humaneval")
@@ -118,7 +118,7 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
             k,
             min(SPEED_TOKENS, preset.max_new_tokens),
         )
-        meaningless = MEANINGLESS if profile.source.kind == "random" else None
+        meaningless = MEANINGLESS if profile.random_weights else None
         summary = AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless)
         _write(run, summary)
         return summary

@@ -60,13 +60,13 @@ def decode_both(run: Run) -> Case:
     started = time.perf_counter()
     plain = [reply.tokens for reply in generate(target, prompts, max_new_tokens=NEW_TOKENS)]
     seconds = time.perf_counter() - started
-    k = profile.drafter.num_draft_tokens if profile.drafter else 3
+    k = profile.draft_tokens
     names = [one.id for one in asked]
     served: dict[str, Served] = {
         flag: serve(target, drafter, prompts, names, algorithm=flag, k=k, max_new_tokens=NEW_TOKENS)
         for flag in ALGORITHMS
     }
-    return Case(served, plain, seconds, profile.source.kind == "random")
+    return Case(served, plain, seconds, profile.random_weights)
 
 
 def decode_at_kimi_width() -> dict[str, Served]:

@@ -45,7 +45,7 @@ class CorpusSummary:
 
 def evaluation_sets(profile: Profile) -> tuple[str, ...]:
     """Held-out sets of a target, headline first. A random target wrote no prompts, so it has no `own`."""
-    return ("fresh",) if profile.source.kind == "random" else ("own", "fresh")
+    return ("fresh",) if profile.random_weights else ("own", "fresh")
 
 
 def load_tokenizer(profile: str) -> Any:
@@ -81,7 +81,7 @@ def prepare_corpus(run: Run) -> CorpusSummary:
     """Render, split and count; the numbers go into the run's manifest and metrics."""
     with run.recording("corpus"):
         profile = load_profile(run.manifest.profile)
-        if profile.source.kind == "random":
+        if profile.random_weights:
             from eagle3lab.steps.corpus_build import random_replies
 
             random_replies(run.manifest.profile)

@@ -125,7 +125,7 @@ def regenerate_if_needed(profile: str, *, note: Callable[[str], None] = print) -
     A target with random weights has none to regenerate: every run of it sees to that itself.
     """
     described = load_profile(profile)
-    if described.source.kind == "random":
+    if described.random_weights:
         return None
     weights = weight_hash(fetch(described, note=note))
     facts = read_json(data_folder() / "replies" / REPLIES_MANIFEST)

@@ -79,5 +79,5 @@ def look_at_target(run: Run, *, question: str = QUESTION, max_new_tokens: int = 
         norms=norms,
         points=list(profile.model.points),
         shares=rank_table(target),
-        random=profile.source.kind == "random",
+        random=profile.random_weights,
     )

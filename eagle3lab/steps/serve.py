@@ -110,7 +110,7 @@ def prepare(
     room = _room(chosen, ranks, gpu_memory, context, served=draft is not None)
     arguments = base_arguments(chosen, model_path=path, ranks=ranks, port=port, room=room, context=context)
     if draft is not None:
-        drafted = steps or (chosen.drafter.num_draft_tokens if chosen.drafter else 3)
+        drafted = steps or chosen.draft_tokens
         arguments += drafter_arguments(draft, steps=drafted, algorithm=algorithm)
     if exchange is not None:
         arguments += _capture(chosen, exchange, draft)

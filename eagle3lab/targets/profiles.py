@@ -88,6 +88,16 @@ class Profile(_Section):
     """Amounts that replace those of every preset (`eagle3lab.runs.presets`): a target that needs other ones."""
     config: dict[str, Any] | None = None
 
+    @property
+    def random_weights(self) -> bool:
+        """Whether the target was drawn and never trained: what it writes, and so acceptance, means nothing."""
+        return self.source.kind == "random"
+
+    @property
+    def draft_tokens(self) -> int:
+        """Drafts of a chain, k: the drafter section's, 3 without one."""
+        return self.drafter.num_draft_tokens if self.drafter else 3
+
 
 def known_profiles() -> list[str]:
     """Names of the profiles that ship with the package."""

@@ -76,8 +76,8 @@ class _FusedLoss(torch.autograd.Function):
         grads = [torch.zeros_like(h) for h in hidden]
         sums.counted += supervision.counted.sum(-1)
         useful = (supervision.weights != 0) | (supervision.counted & (supervision.labels >= 0))
-        pieces = useful.any(0).nonzero().squeeze(-1).split(max(1, CHUNK_ROWS // steps))
-        for piece in pieces if useful.any() else ():
+        teaching = useful.any(0).nonzero().squeeze(-1)
+        for piece in teaching.split(max(1, CHUNK_ROWS // steps)) if len(teaching) else ():
             rows = supervision.rows[:, piece]
             h = torch.stack([hidden[k][rows[k]] for k in range(steps)], 1)
             logits = torch.mm(h.flatten(0, 1), weight.T).view(len(piece), steps, -1)

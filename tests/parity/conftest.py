@@ -25,6 +25,22 @@ def peer_python(peer: str) -> Path:
     return ROOT / os.environ.get("VENVS", ".venvs") / peer / "bin" / "python"
 
 
+def run_peer(peer: str, script: str, folder: Path) -> None:
+    """Run `peers/PEER_SCRIPT.py` on a folder in the peer's own environment; skip the test where it is not installed."""
+    python = peer_python(peer)
+    if not python.exists():
+        pytest.skip(f"{peer} is not installed: scripts/install_peers.sh {peer}")
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [str(python), str(PEERS / f"{peer}_{script}.py"), str(folder)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+    assert finished.returncode == 0, f"{peer} failed:\n{finished.stderr[-3000:]}"
+
+
 @pytest.fixture(scope="session")
 def bench() -> Bench:
     """Real states need the real target; it is fetched by `make fetch` and never by a test."""
@@ -44,26 +60,10 @@ def answers(bench: Bench, tmp_path_factory: pytest.TempPathFactory):
     done: dict[tuple[str, str], Path] = {}
 
     def get(peer: str, batch: str) -> Path:
-        python = peer_python(peer)
-        if not python.exists():
-            pytest.skip(f"{peer} is not installed: scripts/install_peers.sh {peer}")
         if (peer, batch) not in done:
             folder = tmp_path_factory.mktemp(f"{peer}-{batch}")
             hand_over(bench, bench.batches[batch], folder)
-            environment = {
-                "PATH": os.environ["PATH"],
-                "HOME": str(folder),
-                "HF_HUB_OFFLINE": "1",
-                "OMP_NUM_THREADS": "1",
-            }
-            finished = subprocess.run(
-                [str(python), str(PEERS / f"{peer}_step.py"), str(folder)],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=TIME_LIMIT,
-            )
-            assert finished.returncode == 0, f"{peer} failed:\n{finished.stderr[-3000:]}"
+            run_peer(peer, "step", folder)
             done[peer, batch] = folder
         return done[peer, batch]
 

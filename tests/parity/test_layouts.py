@@ -3,8 +3,6 @@ environments. No target is needed; the drafters and states are small and random.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from eagle3lab.capture.exchange import convert_states
 from eagle3lab.drafter.checkpoint import save_drafter
 from tests.capture.test_formats import LENGTHS, samples, store, target
 from tests.drafter.test_checkpoint_variants import V, config, inputs, random_drafter, run
-from tests.parity.conftest import PEERS, TIME_LIMIT, peer_python
+from tests.parity.conftest import run_peer
 
 LAYOUTS = {
     "speculators": [
@@ -30,18 +28,7 @@ LAYOUTS = {
 
 def read_by(peer: str, folder: Path) -> dict[str, torch.Tensor]:
     """Run `peers/PEER_reads.py` on a folder."""
-    python = peer_python(peer)
-    if not python.exists():
-        pytest.skip(f"{peer} is not installed: scripts/install_peers.sh {peer}")
-    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [str(python), str(PEERS / f"{peer}_reads.py"), str(folder)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIME_LIMIT,
-    )
-    assert finished.returncode == 0, f"{peer} failed:\n{finished.stderr[-3000:]}"
+    run_peer(peer, "reads", folder)
     return load_file(folder / "outputs.safetensors")
 
 

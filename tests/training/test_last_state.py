@@ -6,33 +6,16 @@ from pathlib import Path
 
 import torch
 
-from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.store import Sample, Store, StoreWriter
 from eagle3lab.training.trainer import Trainer, TrainSettings
-from tests.tiny import BLOCKS, HIDDEN, POINTS, VOCAB, tiny_drafter, tiny_target
+from tests.tiny import HIDDEN, POINTS, VOCAB, tiny_drafter, tiny_target
+from tests.training import jobs
 
 
 def store(folder: Path, last: str, states: torch.Tensor) -> Store:
     torch.manual_seed(1)
     ids, aux = torch.randint(0, VOCAB, (len(states),)), torch.randn(len(states), HIDDEN * len(POINTS))
-    manifest = StatesManifest(
-        target_id="tiny",
-        target_weight_sha256="0" * 64,
-        tokenizer_sha256="0" * 64,
-        template_sha256="0" * 64,
-        points=POINTS,
-        points_checkpoint=[1, 3, 4],
-        blocks=BLOCKS,
-        family="llama",
-        hidden_size=HIDDEN,
-        dtype="float32",
-        last=last,
-        engine="test",
-        corpus_sha256="0" * 64,
-        greedy=False,
-        seed=0,
-        planned_shards=1,
-    )
+    manifest = jobs.manifest(1).model_copy(update={"last": last})
     StoreWriter(folder, manifest).write(0, [Sample(0, ids, torch.arange(len(states)) > 3, aux, states)])
     return Store(folder)
 
