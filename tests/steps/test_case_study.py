@@ -198,8 +198,12 @@ def test_the_pair_at_kimis_width() -> None:
     assert "2.54%" in follows[0] and "EAGLE" in follows[-1]
 
 
-def test_the_doctor_names_the_flag_and_is_quiet_about_the_right_one(run: Run, case: Case, tmp_path: Path) -> None:
+def test_the_doctor_names_the_flag_and_is_quiet_about_the_right_one(
+    run: Run, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = lab()
+    own.target.model.save_pretrained(tmp_path / "target")
+    monkeypatch.setattr("eagle3lab.steps.case_study.fetched_folder", lambda profile: tmp_path / "target")
     save_drafter(own.drafters["taught"], run.drafter, record={})
     visits = {flag: ask_doctor(run, flag) for flag in case_decode.ALGORITHMS}
     codes = {
