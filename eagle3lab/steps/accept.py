@@ -62,6 +62,7 @@ class AcceptSummary:
 
     Attributes:
         sets: the headline first.
+        speed: tokens a second, plain and with the drafter; {} when acceptance means nothing.
         meaningless: why these numbers say nothing about drafting; None for a target that was trained.
     """
 
@@ -109,16 +110,18 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
                 rival=rival,
                 progress=progress,
             )
-        first = next(iter(sets.values()))
-        half = load_target(target_folder, dtype="bfloat16")
-        speed = measure_speed(
-            half,
-            load_drafter(folder, half.embedding.weight, dtype=torch.bfloat16, target=target_folder),
-            first.prompts[:SPEED_PROMPTS],
-            k,
-            min(SPEED_TOKENS, preset.max_new_tokens),
-        )
         meaningless = MEANINGLESS if profile.random_weights else None
+        speed: dict[str, Any] = {}
+        if not meaningless:  # what drafting gains follows from acceptance
+            first = next(iter(sets.values()))
+            half = load_target(target_folder, dtype="bfloat16")
+            speed = measure_speed(
+                half,
+                load_drafter(folder, half.embedding.weight, dtype=torch.bfloat16, target=target_folder),
+                first.prompts[:SPEED_PROMPTS],
+                k,
+                min(SPEED_TOKENS, preset.max_new_tokens),
+            )
         summary = AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless)
         _write(run, summary)
         return summary

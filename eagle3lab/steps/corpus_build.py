@@ -103,7 +103,7 @@ OWN_ASKED = 4200
 """Prompts that the target is asked for when its replies are made anew: as many as for the shipped ones."""
 
 
-RANDOM_REPLIES = 40
+RANDOM_REPLIES = 30
 """Replies of a target with random weights: the pipeline needs some, and nothing is learnt from more of them."""
 
 

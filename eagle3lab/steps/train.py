@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,6 +139,9 @@ def train_drafter(
         kept = torch.from_numpy(vocabulary.kept)
         drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
         settings = train_settings(run.preset, run.manifest.seed, convention)
+        if profile.random_weights:
+            # No step of it is better than another, and a checkpoint of 2.5 GB takes longer than its few steps.
+            settings = replace(settings, checkpoint_every=0)
         trainer = Trainer(
             drafter, target, states, corpus.train, corpus.held_back, settings, run.drafter,
             world=world, watching=watching, first_epoch=first_epoch, note=note,
