@@ -35,7 +35,10 @@ run: fetch
 
 test: test-unit test-notebooks
 
-test-unit: install
+# Fetched and installed first, so that no test of the corpus, the docs or the cluster is skipped.
+test-unit: install fetch
+	@$(call extra,mkdocstrings,docs)
+	@$(call extra,submitit,cluster)
 	@$(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
 
 # The batch rule of the notebooks: build what is missing, never take the latest run.
@@ -52,7 +55,9 @@ test-engines: install
 	else $(BIN)/python -m pytest tests/engines $(PYTEST_ARGS); fi
 
 # Everything at full count; the marker `slow` stands for what `make test` leaves out.
-test-all: install
+test-all: install fetch
+	@$(call extra,mkdocstrings,docs)
+	@$(call extra,submitit,cluster)
 	@EAGLE3LAB_FULL=1 $(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-notebooks
 	@if [ -d tests/engines ]; then $(MAKE) --no-print-directory test-engines; fi

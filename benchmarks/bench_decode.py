@@ -198,6 +198,7 @@ def single(target: Target, drafter: Eagle3Drafter, prompts: list[list[int]], ste
         "accept_length": option.accept_length,
         "accept_length_interval": counts.accept_length_interval(),
         "same_text": sum(row.plain == row.fast for row in rows),
+        "gaps_at_first_difference": first_gaps(target, prompts, rows),
         "ratio": decode / plain_rate,
         "ratio_interval": ratio_interval(pairs),
         "verify_cost_steps": verify,
@@ -210,6 +211,22 @@ def single(target: Target, drafter: Eagle3Drafter, prompts: list[list[int]], ste
         "plain_tokens_per_second": plain_rate,
         "replies": replies,
     }
+
+
+def first_gaps(target: Target, prompts: list[list[int]], rows: list[Row]) -> list[float]:
+    """Where a text first differs from plain decoding: how far apart the two tokens' logits are, in a whole forward.
+
+    In bf16 a verify forward of k + 1 tokens rounds otherwise than a forward of one; a logit of 16 to 32 has steps of
+    0.125. Gaps of a few steps are ties that rounding decides; a larger one is a fault of the loop.
+    """
+    gaps = []
+    for prompt, row in zip(prompts, rows, strict=True):
+        at = next((i for i, (one, other) in enumerate(zip(row.plain, row.fast, strict=False)) if one != other), None)
+        if at is not None:
+            last, _ = target.states(torch.tensor([prompt + row.plain[:at]]))
+            logits = target.logits(last[0, -1])
+            gaps.append(abs(float(logits[row.plain[at]] - logits[row.fast[at]])))
+    return gaps
 
 
 def _rate(seconds: float, tokens: int) -> float:

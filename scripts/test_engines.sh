@@ -37,7 +37,7 @@ lane() {  # NAME TESTS...
     local name=$1
     shift
     # shellcheck disable=SC2086
-    "$BIN/python" -m pytest -rs -s --durations=0 --durations-min=2 "$@" ${PYTEST_ARGS:-} 2>&1 | sed "s/^/$name: /"
+    "$BIN/python" -m pytest -rs -s --durations=0 --durations-min=2 "$@" ${PYTEST_ARGS:-} 2>&1 | sed -u "s/^/$name: /"
 }
 lane vllm tests/engines/test_vllm.py tests/engines/test_vllm_server.py tests/parity &
 first=$!

@@ -13,8 +13,10 @@ from eagle3lab.capture.shards import Sample
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.targets.model import Target
 
+TOKENS_PER_SHARD = 32_768
 
-def plan_shards(lengths: Sequence[int], tokens_per_shard: int) -> list[list[int]]:
+
+def plan_shards(lengths: Sequence[int], tokens_per_shard: int = TOKENS_PER_SHARD) -> list[list[int]]:
     """Split samples, in order, into shards of about `tokens_per_shard` tokens. The plan depends on lengths alone."""
     shards: list[list[int]] = [[]]
     filled = 0

@@ -24,8 +24,6 @@ from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 
-TOKENS_PER_SHARD = 32_768
-
 
 @dataclass(frozen=True, slots=True)
 class CaptureSummary:
@@ -81,7 +79,7 @@ def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards:
 
 def planned_states(profile: Profile, corpus: Corpus, tokenizer: object) -> tuple[StatesManifest, Path, list[list[int]]]:
     """Manifest, folder and shards of a corpus's states, captured or not: these inputs decide all three."""
-    shards = plan_shards([len(sample.input_ids) for sample in corpus.samples], TOKENS_PER_SHARD)
+    shards = plan_shards([len(sample.input_ids) for sample in corpus.samples])
     # Nothing here is random: runs that differ in their seed alone read the same states, captured once.
     manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0)
     return manifest, cache_folder() / "states" / sha256_json(manifest.identity())[:16], shards

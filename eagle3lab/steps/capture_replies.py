@@ -30,7 +30,6 @@ from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 
-TOKENS_PER_SHARD = 32_768
 LAST: dict[str, Literal["post_norm", "pre_norm"]] = {"post": "post_norm", "pre": "pre_norm"}
 TOKENIZER_FILES = ("tokenizer.json", "tiktoken.model", "tokenizer.model")
 
@@ -122,7 +121,7 @@ def capture_replies(
     settings = read_json(settings_path(replies))
     samples = render_all(tokenizer, chosen, read_answers(replies), settings)
     lengths = [len(sample.input_ids) for sample in samples]
-    shards = plan_shards(lengths, TOKENS_PER_SHARD)
+    shards = plan_shards(lengths)
     several = server is None and ranks.launched()
     leader = not several or ranks.join() == 0
     engine = {"engine": "transformers" if server is None else "sglang", "compute": dtype or chosen.model.dtype}
