@@ -105,11 +105,13 @@ def chain_length(rates: Iterable[float | None]) -> float:
 def fc_stds(fc: Tensor, points: int, world: World) -> list[float]:
     """Standard deviation of every point's block of fc [H, P*Ht]; fc may be spread over ranks by rows."""
     part = local(fc)
-    blocks = part.double().unflatten(-1, (points, -1))
-    count = torch.full((1,), blocks[:, 0].numel(), dtype=torch.float64, device=part.device)
-    sums = torch.cat([blocks.sum((0, 2)), blocks.square().sum((0, 2)), count])
+    sums = torch.zeros(2, points, dtype=torch.float64, device=part.device)
+    for rows in part.split(256):  # Kimi's fc in float64, twice, would be 2.5 GB
+        blocks = rows.double().unflatten(-1, (points, -1))
+        sums += torch.stack([blocks.sum((0, 2)), blocks.square().sum((0, 2))])
+    count = sums.new_full((1,), part.numel() // points)
     # With several copies each row is held several times: all three sums grow alike, and the ratio does not.
-    total, square, n = (x.cpu() for x in world.sum(sums).split([points, points, 1]))
+    total, square, n = (x.cpu() for x in world.sum(torch.cat([*sums, count])).split([points, points, 1]))
     return (square / n - (total / n).square()).clamp_min(0).sqrt().tolist()
 
 

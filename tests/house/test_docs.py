@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from eagle3lab.core.paths import repository
+from eagle3lab.runs.presets import PRESETS
 
 ROOT = repository()
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -72,6 +73,26 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     )
     wanted = ["docs/gone.md", "docs/there.md#nothing", "figures/x.png", "../elsewhere.md"]
     assert dead_links(tmp_path) == [f"README.md: {link}" for link in wanted]
+
+
+def preset_rows() -> dict[str, list[str]]:
+    """What the table of presets in docs/profiles.md must say of every preset."""
+    presets = [PRESETS[name] for name in ("quick", "default", "long")]
+    return {
+        "training conversations": ["all" if p.train_samples is None else f"{p.train_samples:,}" for p in presets],
+        "optimiser steps x tokens": [f"{p.train_steps:,} x {p.batch_tokens}" for p in presets],
+        "draft vocabulary": [f"{p.draft_vocab_size:,}" for p in presets],
+        "evaluation prompts a set x new tokens": [
+            f"{p.eval_prompts} x {p.max_new_tokens}" + (", and HumanEval" if p.humaneval else "") for p in presets
+        ],
+    }
+
+
+def test_the_documented_presets_are_the_presets() -> None:
+    lines = (ROOT / "docs/profiles.md").read_text().splitlines()
+    told = {cells[0]: cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines)}
+    for name, cells in preset_rows().items():
+        assert told[name] == cells
 
 
 class Site(HTMLParser):
