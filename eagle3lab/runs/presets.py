@@ -45,16 +45,16 @@ PRESETS = {
     for preset in (
         Preset(
             name="quick",
-            train_samples=60,
-            train_steps=40,
-            batch_tokens=512,
+            train_samples=40,
+            train_steps=60,
+            batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=3,
             learning_rate=2e-3,
-            eval_prompts=6,
-            max_new_tokens=48,
+            eval_prompts=4,
+            max_new_tokens=32,
             humaneval=False,
-            control_prompts=2,
+            control_prompts=1,
         ),
         Preset(
             name="default",

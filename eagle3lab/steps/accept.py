@@ -118,7 +118,7 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
             speed = measure_speed(
                 half,
                 load_drafter(folder, half.embedding.weight, dtype=torch.bfloat16, target=target_folder),
-                first.prompts[:SPEED_PROMPTS],
+                first.prompts[: min(SPEED_PROMPTS, max(1, preset.eval_prompts // 8))],
                 k,
                 min(SPEED_TOKENS, preset.max_new_tokens),
             )
