@@ -46,7 +46,7 @@ PRESETS = {
         Preset(
             name="quick",
             train_samples=40,
-            train_steps=60,
+            train_steps=40,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=3,
