@@ -45,14 +45,14 @@ PRESETS = {
     for preset in (
         Preset(
             name="quick",
-            train_samples=40,
+            train_samples=30,
             train_steps=40,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=3,
             learning_rate=2e-3,
             eval_prompts=4,
-            max_new_tokens=32,
+            max_new_tokens=24,
             humaneval=False,
             control_prompts=1,
         ),
