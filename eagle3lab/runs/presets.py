@@ -59,11 +59,11 @@ PRESETS = {
         Preset(
             name="default",
             train_samples=560,
-            train_steps=1080,
+            train_steps=1300,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=3,
-            learning_rate=4e-3,
+            learning_rate=3e-3,
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=False,
