@@ -66,7 +66,7 @@ lint: install
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/nbstripout --verify notebooks/*.ipynb
+	@$(BIN)/nbstripout --verify --keep-id notebooks/*.ipynb
 
 docs: install
 	@$(call extra,mkdocstrings,docs)
