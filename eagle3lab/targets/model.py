@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class Target:
         text = model.config.get_text_config()  # not the head's shape: over several ranks each holds a part of it
         self.vocab_size, self.hidden_size = text.vocab_size, text.hidden_size
         parameters = inspect.signature(self.backbone.forward).parameters
+        self._forward = threading.Lock()
         # transformers 5.24 renamed the argument; the old name warns from then on
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
 
@@ -86,12 +88,6 @@ class Target:
         wanted = points or []
         if any(not 0 <= point < self.blocks for point in wanted):
             raise PointsError(f"points {wanted} of a target with {self.blocks} blocks", rule="0 <= point < blocks")
-        seen: dict[int, Tensor] = {}
-        handles = [
-            self.layers[point].register_forward_pre_hook(_keeper(seen, point), with_kwargs=True) for point in wanted
-        ]
-        if pre_norm:
-            handles.append(self.final_norm.register_forward_pre_hook(_keeper(seen, self.blocks), with_kwargs=True))
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             options[self._cache_name] = cache
@@ -99,11 +95,20 @@ class Target:
             options["attention_mask"] = mask
         if positions is not None:
             options["position_ids"] = positions
-        try:
-            output = self.backbone(input_ids=input_ids, **options)
-        finally:
-            for handle in handles:
-                handle.remove()
+        # One at a time: a hook sees every forward of its module, so another thread's states would be taken for ours.
+        with self._forward:
+            seen: dict[int, Tensor] = {}
+            handles = [
+                self.layers[point].register_forward_pre_hook(_keeper(seen, point), with_kwargs=True) for point in wanted
+            ]
+            if pre_norm:
+                keep = _keeper(seen, self.blocks)
+                handles.append(self.final_norm.register_forward_pre_hook(keep, with_kwargs=True))
+            try:
+                output = self.backbone(input_ids=input_ids, **options)
+            finally:
+                for handle in handles:
+                    handle.remove()
         return seen[self.blocks] if pre_norm else output.last_hidden_state, [seen[point] for point in wanted]
 
     @torch.inference_mode()
