@@ -1,14 +1,18 @@
-"""A running vLLM under the doctor: `doctor --server` asks it, `doctor --log` reads what it wrote."""
+"""A running vLLM: `doctor --server` asks it, `accept served` measures it, `doctor --log` reads what it wrote."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eagle3lab.core.paths import data_folder
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.run import Inputs, visit
 from eagle3lab.doctor.serverlog import ServerLog, read_log
@@ -25,11 +29,12 @@ ACCEPTANCE = {"accept-report", "log-acceptance"}
 
 @dataclass(frozen=True)
 class Visit:
-    """The doctor's reports on the server and on its log, and what the log says."""
+    """The doctor's reports on the server and on its log, what the log says, and `accept served --out`."""
 
     asked: Report
     logged: Report
     log: ServerLog
+    served: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +59,15 @@ def visited(target_folder: Path, drafter_folder: Path, tmp_path_factory: pytest.
         print(f"vLLM ready after {server.wait_ready(timeout=300):.0f} s")
         asked = visit(Inputs(server=server.url, draft=str(drafter_folder), target=str(target_folder)))
         first = visit(Inputs(server=server.url))  # a second prompt: the difference of two counters, not their sum
+        served = place / "served.json"
+        words = ["accept", "served", server.url, "--prompts", str(data_folder() / "prompts" / "heldout.jsonl")]
+        words += ["--limit", "4", "--max-new-tokens", "16", "--concurrency", "2", "--out", str(served)]
+        subprocess.run([sys.executable, "-m", "eagle3lab", *words], check=True, timeout=300)
     text = log.read_text(errors="replace")
     if kept := os.environ.get("EAGLE3LAB_KEEP_LOGS"):
         Path(kept, "vllm.log").write_text(text)
     assert [one.message for one in first.findings if one.code.startswith("accept")]
-    return Visit(asked, visit(Inputs(log=str(log))), read_log(text))
+    return Visit(asked, visit(Inputs(log=str(log))), read_log(text), json.loads(served.read_text()))
 
 
 def errors(report: Report) -> set[str]:
@@ -77,3 +86,10 @@ def test_its_log_gives_method_and_counts(visited: Visit) -> None:
     counts = visited.log.counts
     assert counts is not None and counts.proposed == K * counts.verify_steps
     assert errors(visited.logged) <= ACCEPTANCE
+
+
+def test_accept_served_reads_the_counters(visited: Visit) -> None:
+    print(json.dumps(visited.served)[:2000])
+    counts = visited.served["counts"]
+    assert counts["proposed"] == K * counts["verify_steps"] > 0
+    assert visited.served["accept_length"] == pytest.approx(1 + counts["accepted"] / counts["verify_steps"])
