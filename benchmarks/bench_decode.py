@@ -36,7 +36,7 @@ from eagle3lab.corpus.build import held_out
 from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
-from eagle3lab.steps.accept import capture_replies
+from eagle3lab.steps.accept import capture_replies, where_texts_part
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.generate import generate
 from eagle3lab.targets.model import Target, load_target
@@ -221,10 +221,9 @@ def first_gaps(target: Target, prompts: list[list[int]], rows: list[Row]) -> lis
     """
     gaps = []
     for prompt, row in zip(prompts, rows, strict=True):
-        at = next((i for i, (one, other) in enumerate(zip(row.plain, row.fast, strict=False)) if one != other), None)
-        if at is not None:
-            last, _ = target.states(torch.tensor([prompt + row.plain[:at]]))
-            logits = target.logits(last[0, -1])
+        parted = where_texts_part(target, prompt, row.plain, row.fast)
+        if parted is not None:
+            at, logits = parted
             gaps.append(abs(float(logits[row.plain[at]] - logits[row.fast[at]])))
     return gaps
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def row(arm: Arm) -> dict[str, Any]:
 def best(rows: list[dict[str, Any]], precision: str, key: str) -> dict[str, Any]:
     """The peers' best row of a precision."""
     return min(
-        (r for r in rows if not r["arm"].startswith("ours") and r["arm"].endswith(precision)), key=lambda r: r[key]
+        (r for r in rows if not r["arm"].startswith("ours") and r["arm"].endswith(precision)), key=itemgetter(key)
     )
 
 
@@ -190,17 +191,14 @@ def compare(case: str, rows: list[dict[str, Any]], memory: bool) -> list[dict[st
         value = peer["median_seconds"] / ours(peer, mine)["median_seconds"]
         add(f"our {mine} over their {theirs}", value, bar, peer["arm"])
     for precision in PRECISIONS:
-        mine = max((r for r in rows if r["arm"].startswith("ours") and r["arm"].endswith(precision)), key=_share)
+        own = (r for r in rows if r["arm"].startswith("ours") and r["arm"].endswith(precision))
+        mine = max(own, key=itemgetter("share"))
         add(f"share of the matrix rate, {precision}", mine["share"], SHARE_BARS[precision], mine["arm"])
         if memory:
             peer = best(rows, precision, "above_level")
             value = ours(peer, precision)["above_level"] / peer["above_level"]
             add(f"peak memory, {precision}", value, bars[3], peer["arm"], at_least=False)
     return found
-
-
-def _share(found: dict[str, Any]) -> float:
-    return found["share"]
 
 
 def show(rows: list[dict[str, Any]]) -> None:

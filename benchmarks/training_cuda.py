@@ -27,6 +27,8 @@ from training_ours import trained_only  # noqa: E402
 
 from eagle3lab.drafter.config import DraftConfig  # noqa: E402
 from eagle3lab.drafter.model import Eagle3Drafter, kept_to_d2t  # noqa: E402
+from eagle3lab.steps.plan import drafter_shape  # noqa: E402
+from eagle3lab.targets.profiles import load_profile  # noqa: E402
 from eagle3lab.training.batches import moved  # noqa: E402
 from eagle3lab.training.conventions import pack_for, supervise  # noqa: E402
 from eagle3lab.training.estimate import matrix_rate, step_flops  # noqa: E402
@@ -36,18 +38,20 @@ BAR = 0.45
 STEPS = 7
 LENGTHS = (2048, 8192)
 ROUNDS = 5
+PROFILE = load_profile("kimi-k2.5")
+SHAPE = drafter_shape(PROFILE)
 KIMI = {
-    "hidden_size": 7168,
-    "target_hidden_size": 7168,
-    "points": [2, 30, 58],
-    "target_blocks": 61,
-    "target_family": "kimi_k25",
-    "intermediate_size": 18432,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 64,
-    "head_dim": 128,
-    "vocab_size": 163840,
-    "draft_vocab_size": 32000,
+    "hidden_size": SHAPE.hidden_size,
+    "target_hidden_size": SHAPE.target_hidden_size,
+    "points": PROFILE.model.points,
+    "target_blocks": PROFILE.model.blocks,
+    "target_family": PROFILE.model.family,
+    "intermediate_size": SHAPE.intermediate_size,
+    "num_attention_heads": SHAPE.attention_heads,
+    "num_key_value_heads": SHAPE.kv_heads,
+    "head_dim": SHAPE.head_dim,
+    "vocab_size": SHAPE.vocab_size,
+    "draft_vocab_size": SHAPE.draft_vocab_size,
 }
 TINY = {
     **KIMI,

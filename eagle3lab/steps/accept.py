@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eagle3lab.acceptance.anatomy import entropy, lost_json, where_lost
 from eagle3lab.acceptance.baselines import lookup_counts, without_repeats
@@ -253,17 +254,25 @@ def differences(
     """Where speculative and plain text part, with the target's top-2 gap there: a tie in the last bits, or a fault."""
     found = []
     for prompt, a, b, name in zip(prompts, plain, replies, names, strict=True):
-        if a.tokens == b.tokens:
-            continue
-        place = next(
-            (i for i, (x, y) in enumerate(zip(a.tokens, b.tokens, strict=False)) if x != y),
-            min(len(a.tokens), len(b.tokens)),
-        )
-        ids = torch.tensor([[*prompt, *a.tokens[:place]]])
-        last, _ = target.states(ids)
-        top = target.logits(last[0, -1]).topk(2).values
-        found.append({"prompt": name, "token": place, "top2_gap": float(top[0] - top[1])})
+        parted = where_texts_part(target, prompt, a.tokens, b.tokens)
+        if parted is not None:
+            place, logits = parted
+            top = logits.topk(2).values
+            found.append({"prompt": name, "token": place, "top2_gap": float(top[0] - top[1])})
     return found
+
+
+def where_texts_part(
+    target: Target, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
+) -> tuple[int, Tensor] | None:
+    """First place where two replies to a prompt differ (the end of the shorter one when it begins the longer), and the
+    target's logits [V] there in one whole forward; None when they are the same."""
+    if plain == other:
+        return None
+    pairs = enumerate(zip(plain, other, strict=False))
+    place = next((i for i, (x, y) in pairs if x != y), min(len(plain), len(other)))
+    last, _ = target.states(torch.tensor([[*prompt, *plain[:place]]]))
+    return place, target.logits(last[0, -1])
 
 
 def measure_speed(
