@@ -89,7 +89,6 @@ def test_its_log_gives_method_and_counts(visited: Visit) -> None:
 
 
 def test_accept_served_reads_the_counters(visited: Visit) -> None:
-    print(json.dumps(visited.served)[:2000])
     counts = visited.served["counts"]
     assert counts["proposed"] == K * counts["verify_steps"] > 0
     assert visited.served["accept_length"] == pytest.approx(1 + counts["accepted"] / counts["verify_steps"])
