@@ -6,7 +6,7 @@
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help install fetch run test test-unit test-notebooks test-browser test-engines test-all lint docs figures bench-training
+.PHONY: help install fetch run test test-needs test-unit test-notebooks test-browser test-engines test-all lint docs figures bench-training
 
 VENV ?= .venv
 PROFILE ?= smollm2
@@ -36,9 +36,11 @@ run: fetch
 test: test-unit test-notebooks
 
 # Fetched and installed first, so that no test of the corpus, the docs or the cluster is skipped.
-test-unit: install fetch
+test-needs: install fetch
 	@$(call extra,mkdocstrings,docs)
 	@$(call extra,submitit,cluster)
+
+test-unit: test-needs
 	@$(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
 
 # The batch rule of the notebooks: build what is missing, never take the latest run.
@@ -51,16 +53,13 @@ test-browser: install fetch
 	@$(BIN)/python -m pytest -rs tests/browser $(PYTEST_ARGS)
 
 test-engines: install
-	@if [ -x scripts/test_engines.sh ]; then scripts/test_engines.sh; \
-	else $(BIN)/python -m pytest tests/engines $(PYTEST_ARGS); fi
+	@scripts/test_engines.sh
 
 # Everything at full count; the marker `slow` stands for what `make test` leaves out.
-test-all: install fetch
-	@$(call extra,mkdocstrings,docs)
-	@$(call extra,submitit,cluster)
+test-all: test-needs
 	@EAGLE3LAB_FULL=1 $(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
 	@$(MAKE) --no-print-directory test-notebooks
-	@if [ -d tests/engines ]; then $(MAKE) --no-print-directory test-engines; fi
+	@$(MAKE) --no-print-directory test-engines
 
 lint: install
 	@$(BIN)/ruff check .
