@@ -10,6 +10,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ from statistics import fmean
 import pytest
 from safetensors.torch import load_file, save_file
 
+from eagle3lab.core.paths import data_folder
 from eagle3lab.doctor.checks.probe import probe_lines
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.readers import server as reader
@@ -41,12 +44,13 @@ PROMPT = {"text": "The capital of France is", "sampling_params": {"max_new_token
 
 @dataclass(frozen=True)
 class Visit:
-    """What one server said: its text, its log, and the doctor's reports on the log and on the server itself."""
+    """What one server said: its text and log, the doctor's reports on log and server, and `accept served` on it."""
 
     text: str
     log: str
     logged: Report
     asked: Report | None
+    served: subprocess.CompletedProcess[str] | None
 
     def messages(self, code: str, severity: str) -> list[str]:
         """Messages of one check in the report on the log."""
@@ -66,7 +70,7 @@ def environment() -> Mapping[str, str]:
 
 
 def look(algorithm: str, target: Path, draft: Path, place: Path, environment: Mapping[str, str], *, ask: bool) -> Visit:
-    """Start a server as a user would, with the printed hook line, and look at it; `ask`: with `doctor --server` too."""
+    """Start a server as a user would, with the printed hook line, and look at it; `ask` it more than one prompt."""
     port = free_port()
     arguments = ["--model-path", str(target), "--host", "127.0.0.1", "--port", str(port), *CPU]
     arguments += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", str(draft)]
@@ -82,9 +86,14 @@ def look(algorithm: str, target: Path, draft: Path, place: Path, environment: Ma
             patch.setattr(reader, "TOKENS", 24)
             patch.setattr(reader, "GENERATE_SECONDS", SECONDS)
             asked = visit(Inputs(server=server.url, draft=str(draft), target=str(target))) if ask else None
+        prompts = str(data_folder() / "prompts" / "heldout.jsonl")
+        words = ["accept", "served", server.url, "--prompts", prompts, "--tokenizer", str(target), "--json"]
+        words += ["--limit", "2", "--max-new-tokens", "8", "--concurrency", "2"]
+        line = [sys.executable, "-m", "eagle3lab", *words]
+        served = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS) if ask else None
     if kept := os.environ.get("EAGLE3LAB_KEEP_LOGS"):
         shutil.copy(log, Path(kept) / f"{place.name}.log")
-    return Visit(text, log.read_text(errors="replace"), visit(Inputs(log=str(log), draft=str(draft))), asked)
+    return Visit(text, log.read_text(errors="replace"), visit(Inputs(log=str(log), draft=str(draft))), asked, served)
 
 
 @pytest.fixture(scope="module")
@@ -164,6 +173,15 @@ def test_a_running_server_is_asked(eagle3: Visit, eagle: Visit) -> None:
     assert {one.code for one in eagle3.asked.findings if one.severity == "error"} <= {"accept-answer"}
     assert "accept-answer" in {one.code for one in eagle3.asked.findings}
     assert "launch-algorithm" in {one.code for one in eagle.asked.findings if one.severity == "error"}
+
+
+def test_accept_served_reads_the_counts_and_refuses_another_algorithm(eagle3: Visit, eagle: Visit) -> None:
+    assert eagle3.served is not None and eagle.served is not None
+    assert eagle3.served.returncode == 0, eagle3.served.stderr
+    counts = json.loads(eagle3.served.stdout)["counts"]
+    assert counts["proposed"] == K * counts["verify_steps"] > 0
+    assert eagle.served.returncode == 2
+    assert "EAGLE" in eagle.served.stderr
 
 
 def test_serve_probe(target_folder, drafter_folder, environment, tmp_path, monkeypatch) -> None:
