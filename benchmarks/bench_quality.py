@@ -118,6 +118,10 @@ class Remembered:
         """Tokens of sample `index`."""
         return len(self.samples[index].input_ids)
 
+    def input_ids(self, index: int) -> torch.Tensor:
+        """int64 [T] of sample `index`."""
+        return self.samples[index].input_ids
+
     def loss_mask(self, index: int) -> torch.Tensor:
         """bool [T] of sample `index`."""
         mask = self.samples[index].loss_mask

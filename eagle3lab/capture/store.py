@@ -163,6 +163,11 @@ class Store:
         """Tokens of sample `index`."""
         return self._index[index][2] - self._index[index][1]
 
+    def input_ids(self, index: int) -> torch.Tensor:
+        """int64 [T] of sample `index`, without touching its states."""
+        name, start, stop = self._index[index]
+        return self._slice(name, "input_ids")[start:stop]
+
     def loss_mask(self, index: int) -> torch.Tensor:
         """bool [T] of sample `index`, without touching its states."""
         name, start, stop = self._index[index]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -39,6 +39,15 @@ SPEED_PROMPTS, SPEED_TOKENS = 3, 48
 
 
 @dataclass(frozen=True, slots=True)
+class Written:
+    """What the prompts of a set became: token ids of the prompts, plain replies, and those of speculative decoding."""
+
+    rendered: list[list[int]]
+    plain: list[Generated]
+    replies: list[Decoded]
+
+
+@dataclass(frozen=True, slots=True)
 class SetResult:
     """One held-out set.
 
@@ -47,14 +56,12 @@ class SetResult:
         prompts: the prompts; replies: speculative decoding of each, in the same order.
         metrics: keys of `accept --json` plus `kinds`, `repeats`, `lookup`, `controls`, `compared`,
             `lost`, `coverage`.
-        timing: seconds of the parts.
     """
 
     name: str
     prompts: list[Prompt]
     replies: list[Decoded]
     metrics: dict[str, Any]
-    timing: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class AcceptSummary:
 
     Attributes:
         sets: the headline first.
+        timing: seconds of decoding all sets together, by part.
         speed: tokens a second, plain and with the drafter; {} when acceptance means nothing.
         meaningless: why these numbers say nothing about drafting; None for a target that was trained.
     """
@@ -70,6 +78,7 @@ class AcceptSummary:
     sets: dict[str, SetResult]
     k: int
     drafter: Path
+    timing: dict[str, Any]
     speed: dict[str, Any]
     decode: Callable[[list[int]], str]
     meaningless: str | None = None
@@ -97,20 +106,24 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
         asked = {name: held_out(name)[: preset.eval_prompts] for name in evaluation_sets(profile)}
         if preset.humaneval:  # read before anything is decoded: a set that is missing must not cost an hour first
             asked["humaneval"] = held_out("humaneval")
-        sets = {}
-        for name, prompts in asked.items():
-            sets[name] = measure_set(
+        written, timing = decode_sets(
+            target, drafter, asked, k=k, max_new_tokens=preset.max_new_tokens, progress=progress
+        )
+        sets = {
+            name: measure_set(
                 target,
                 drafter,
                 name,
                 prompts,
+                written[name],
                 k=k,
                 max_new_tokens=preset.max_new_tokens,
                 control_prompts=preset.control_prompts,
                 seed=seed,
                 rival=rival,
-                progress=progress,
             )
+            for name, prompts in asked.items()
+        }
         meaningless = MEANINGLESS if profile.random_weights else None
         speed: dict[str, Any] = {}
         if not meaningless:  # what drafting gains follows from acceptance
@@ -123,9 +136,60 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
                 k,
                 min(SPEED_TOKENS, preset.max_new_tokens),
             )
-        summary = AcceptSummary(sets, k, folder, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless)
+        summary = AcceptSummary(
+            sets, k, folder, timing, speed, lambda tokens: target.tokenizer.decode(tokens), meaningless
+        )
         _write(run, summary)
         return summary
+
+
+def decode_sets(
+    target: Target,
+    drafter: Eagle3Drafter,
+    asked: Mapping[str, Sequence[Prompt]],
+    *,
+    k: int,
+    max_new_tokens: int,
+    batch: int = 128,
+    progress: Callable[[str, int], None] | None = None,
+) -> tuple[dict[str, Written], dict[str, Any]]:
+    """Decode all sets together, first plainly and then with the drafter: one long batch keeps the cores busier than a
+    short one a set. What every set's prompts became, and the seconds of the parts."""
+    rendered = {
+        name: [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
+        for name, prompts in asked.items()
+    }
+    everything = [ids for one in rendered.values() for ids in one]
+    clock = time.perf_counter()
+    plain = generate(
+        target,
+        everything,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        progress=(lambda n: progress("plain", n)) if progress else None,
+    )
+    middle = time.perf_counter()
+    decoder = ChainDecoder(target, drafter, k)
+    replies = decoder.run(
+        everything,
+        max_new_tokens=max_new_tokens,
+        batch=batch,
+        progress=(lambda n: progress("speculative", n)) if progress else None,
+    )
+    timing = {
+        "plain_seconds": middle - clock,
+        "speculative_seconds": time.perf_counter() - middle,
+        "batch": batch,
+        "draft_seconds": decoder.clock.draft,
+        "verify_seconds": decoder.clock.verify,
+        "rounds": decoder.clock.rounds,
+    }
+    written, start = {}, 0
+    for name, prompts in rendered.items():
+        part = slice(start, start + len(prompts))
+        written[name] = Written(prompts, plain[part], replies[part])
+        start += len(prompts)
+    return written, timing
 
 
 def measure_set(
@@ -133,38 +197,20 @@ def measure_set(
     drafter: Eagle3Drafter,
     name: str,
     prompts: Sequence[Prompt],
+    written: Written,
     *,
     k: int,
     max_new_tokens: int,
     control_prompts: int,
     seed: int,
-    batch: int = 64,
     rival: Eagle3Drafter | None = None,
-    progress: Callable[[str, int], None] | None = None,
 ) -> SetResult:
-    """Plain decoding, speculative decoding, comparison of the texts, baselines and controls for one set.
+    """Counts, comparison of the texts, baselines and controls for one set.
 
     Args:
         rival: another drafter, replayed on the control prompts and compared by prompt.
     """
-    rendered = [render_prompt(target.tokenizer, [{"role": "user", "content": p.prompt}]) for p in prompts]
-    clock = time.perf_counter()
-    plain = generate(
-        target,
-        rendered,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        progress=(lambda n: progress(f"{name}: plain", n)) if progress else None,
-    )
-    middle = time.perf_counter()
-    decoder = ChainDecoder(target, drafter, k)
-    replies = decoder.run(
-        rendered,
-        max_new_tokens=max_new_tokens,
-        batch=batch,
-        progress=(lambda n: progress(f"{name}: speculative", n)) if progress else None,
-    )
-    end = time.perf_counter()
+    rendered, plain, replies = written.rendered, written.plain, written.replies
     names = [p.id for p in prompts]
     texts = [reply.tokens for reply in replies]
     accepted = [reply.accepted for reply in replies]
@@ -205,15 +251,7 @@ def measure_set(
         for name, (theirs, ours) in against.items()
         if theirs.verify_steps and ours.verify_steps
     }
-    timing = {
-        "plain_seconds": middle - clock,
-        "speculative_seconds": end - middle,
-        "batch": batch,
-        "draft_seconds": decoder.clock.draft,
-        "verify_seconds": decoder.clock.verify,
-        "rounds": decoder.clock.rounds,
-    }
-    return SetResult(name, list(prompts), replies, metrics, timing)
+    return SetResult(name, list(prompts), replies, metrics)
 
 
 def _lost(
@@ -343,5 +381,5 @@ def _write(run: Run, found: AcceptSummary) -> None:
             **headline,
             "sets": {name: result.metrics for name, result in sets.items()},
         },
-        timing={"accept": {name: result.timing for name, result in sets.items()}, "speed": found.speed},
+        timing={"accept": found.timing, "speed": found.speed},
     )

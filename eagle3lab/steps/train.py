@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -147,9 +146,7 @@ def train_drafter(
             world=world, watching=watching, first_epoch=first_epoch, note=note,
         )  # fmt: skip
         trainer.resume()
-        started = time.monotonic()
         result = trainer.run(max_seconds=max_seconds, progress=progress)
-        seconds = time.monotonic() - started
         record = {
             "init": recipe,
             "settings": asdict(settings),
@@ -161,7 +158,7 @@ def train_drafter(
         }
         finished = whole(trainer.drafter, trainer.plain)
         if world.leader:
-            _write(run, finished, trainer, record, seconds)
+            _write(run, finished, trainer, record)
     world.meet()
     return finished_training(run)
 
@@ -180,12 +177,12 @@ def _states(
     return FollowedStates(folder, corpus.samples, manifest, shards, note=note), [one for one in groups if one]
 
 
-def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str, Any], seconds: float) -> None:
+def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str, Any]) -> None:
     """The drafter, the best one where that was an earlier one, the curve, and the run's metrics."""
     result = trainer.result
     save_drafter(drafter, run.drafter, record=record)
     counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
-    write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(seconds, 3)})
+    write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(result.seconds, 3)})
     best = result.best["step"] if result.best else result.steps_done
     if best < result.steps_done and checkpoints.load_weights(run.drafter, best, drafter):
         save_drafter(drafter, run.drafter / BEST, record={**record, "steps_done": best})
@@ -201,7 +198,7 @@ def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str,
                 "accuracy_by_step": result.history[-1]["accuracy_by_step"],
             }
         },
-        timing={"training_seconds": seconds},
+        timing={"training_seconds": result.seconds},
     )
 
 

@@ -18,6 +18,7 @@ from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
 from eagle3lab.drafter.packed import Packed
 from eagle3lab.training.conventions import Convention, pack_for, supervise, supervised
+from eagle3lab.training.head_rows import HeadRows
 from eagle3lab.training.loss import Supervision
 
 Made = TypeVar("Made")
@@ -34,6 +35,10 @@ class States(Protocol):
 
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""
+        ...
+
+    def input_ids(self, index: int) -> Tensor:
+        """int64 [T] of sample `index`, without its states."""
         ...
 
     def loss_mask(self, index: int) -> Tensor:
@@ -139,11 +144,15 @@ def load_batch(
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One rank's part of a step, ready to train on; `tokens` are those of the whole step."""
+    """One rank's part of a step, ready to train on; `tokens` are those of the whole step.
+
+    `rows`: rows of the head that the loss is taken over; None = all.
+    """
 
     batch: Packed
     bare: Supervision
     tokens: int
+    rows: Tensor | None = None
 
 
 class Reader:
@@ -162,11 +171,13 @@ class Reader:
         *,
         decay: float | None = None,
         final_norm: Callable[[Tensor], Tensor] | None = None,
+        head_rows: HeadRows | None = None,
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
         self.store, self.plan, self.convention, self.steps = store, plan, convention, steps
         self.decay, self.final_norm, self.rank, self.ranks = decay, final_norm, rank, ranks
+        self.head_rows = head_rows
 
     def __call__(self, step: int) -> Share:
         """The share of step `step`, in the machine's memory."""
@@ -181,7 +192,11 @@ class Reader:
             counts = torch.cat(masks, -1).sum(-1)
         padded = max(lengths[m] for m in members) * len(members)
         bare = supervise(self.convention, batch, self.steps, None, decay=self.decay, padded_slots=padded, counts=counts)
-        return Share(batch, bare, sum(lengths[m] for m in members))
+        rows = None
+        if self.head_rows is not None:  # of the whole step's text, so that all ranks choose the same
+            ids = batch.input_ids if self.ranks == 1 else torch.cat([self.store.input_ids(m) for m in members])
+            rows = self.head_rows(step, ids)
+        return Share(batch, bare, sum(lengths[m] for m in members), rows)
 
 
 def ahead(make: Callable[[int], Made], steps: Iterable[int]) -> Iterator[tuple[int, Made]]:

@@ -34,8 +34,14 @@ MATRIX_SIDE = 1024
 CGROUP_LIMIT, CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
 
-def step_flops(drafter: Eagle3Drafter, batch: Packed, supervision: Supervision, steps: int) -> float:
-    """Operations of one optimiser step on this batch (N tokens, M active slots, J teacher positions)."""
+def step_flops(
+    drafter: Eagle3Drafter, batch: Packed, supervision: Supervision, steps: int, head_rows: int | None = None
+) -> float:
+    """Operations of one optimiser step on this batch (N tokens, M active slots, J teacher positions).
+
+    Args:
+        head_rows: rows of the head that the loss is taken over; None = all Vd.
+    """
     c, layer = drafter.config, drafter.midlayer
     n, m, j = batch.tokens, len(batch.active), len(supervision.teacher)
     pairs = int(supervision.counted.sum())
@@ -48,8 +54,9 @@ def step_flops(drafter: Eagle3Drafter, batch: Packed, supervision: Supervision, 
     later = m * steps * (steps - 1) // 2  # keys of earlier steps at the same slot
     matrices = 3 * (keys * (n + m * (steps - 1)) + rest * m * steps + each_pair * (seen * steps + later))
     fusion = 2 * n * c.fc_in * c.hidden_size
-    head = (3 if drafter.lm_head.weight.requires_grad else 2) * pairs * c.hidden_size * c.draft_vocab_size
-    teacher = j * c.target_hidden_size * c.draft_vocab_size
+    rows = c.draft_vocab_size if head_rows is None else head_rows
+    head = (3 if drafter.lm_head.weight.requires_grad else 2) * pairs * c.hidden_size * rows
+    teacher = j * c.target_hidden_size * rows
     return 2.0 * (matrices + fusion + head + teacher)
 
 
@@ -106,7 +113,8 @@ class Meter:
         """One step: its tokens and this rank's operations."""
         self.steps += 1
         self.tokens += share.tokens
-        self.flops += step_flops(self.drafter, share.batch, share.bare, self.depth)
+        rows = None if share.rows is None else len(share.rows)
+        self.flops += step_flops(self.drafter, share.batch, share.bare, self.depth, rows)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:

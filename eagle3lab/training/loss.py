@@ -72,8 +72,9 @@ class _FusedLoss(torch.autograd.Function):
     ) -> Tensor:
         steps, compute = len(hidden), hidden[0].dtype
         weight, teacher_weight = head.to(compute), teacher_head.to(compute)
-        grad_head = torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
-        grads = [torch.zeros_like(h) for h in hidden]
+        asked = any(ctx.needs_input_grad)  # nobody does when only the sums are wanted
+        grad_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        grads = [torch.zeros_like(h) for h in hidden] if asked else []
         sums.counted += supervision.counted.sum(-1)
         useful = (supervision.weights != 0) | (supervision.counted & (supervision.labels >= 0))
         teaching = useful.any(0).nonzero().squeeze(-1)
@@ -94,6 +95,8 @@ class _FusedLoss(torch.autograd.Function):
             )
             if grad_head is not None:
                 _add_product(grad_head, logits.flatten(0, 1), h.flatten(0, 1))
+            if not asked:
+                continue
             dh = torch.mm(logits.flatten(0, 1), weight).view(h.shape)
             for k, grad in enumerate(grads):  # a row has one teacher a step; an untrained pair adds exactly zero
                 grad.index_add_(0, rows[k], dh[:, k])

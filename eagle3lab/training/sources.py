@@ -47,6 +47,10 @@ class OnlineStates:
         """Tokens of sample `index`."""
         return len(self.samples[index].input_ids)
 
+    def input_ids(self, index: int) -> Tensor:
+        """int64 [T] of sample `index`."""
+        return torch.tensor(self.samples[index].input_ids)
+
     def loss_mask(self, index: int) -> Tensor:
         """bool [T] of sample `index`."""
         return torch.tensor(self.samples[index].loss_mask)
@@ -88,6 +92,10 @@ class FollowedStates:
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""
         return len(self.samples[index].input_ids)
+
+    def input_ids(self, index: int) -> Tensor:
+        """int64 [T] of sample `index`."""
+        return torch.tensor(self.samples[index].input_ids)
 
     def loss_mask(self, index: int) -> Tensor:
         """bool [T] of sample `index`."""

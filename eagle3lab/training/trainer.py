@@ -32,9 +32,12 @@ from eagle3lab.training.causes import of_bad_step, of_stuck_loss
 from eagle3lab.training.conventions import Convention, labelled
 from eagle3lab.training.distributed import World, full, spread, whole
 from eagle3lab.training.estimate import Meter, available_memory, matrix_rate, memory, require_memory
+from eagle3lab.training.head_rows import HeadRows, places
 from eagle3lab.training.loss import LossKind, StepSums, Supervision, ttt_loss
 from eagle3lab.training.watch import Guard, Lines, Window, fc_stds
 
+COUNTED_SAMPLES = 2000
+"""Samples that are read to count tokens for `head_rows`."""
 SNAPSHOT_SHARES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """fc is saved at these shares of the steps: the trajectory that `inspect` draws."""
 
@@ -63,6 +66,8 @@ class TrainSettings:
     """Of the teacher's distribution. 1 = the target's own; below 1 the greedy choice weighs more."""
     step_decay: float | None = None
     """Base of the step weights; None = the convention's."""
+    head_rows: int = 0
+    """Rows of the head that a step's loss is taken over (`training.head_rows`); 0 = all."""
     precision: Literal["bf16", "fp32"] = "bf16"
     train_lm_head: bool = True
     seed: int = 0
@@ -94,13 +99,17 @@ class Watching:
 
 @dataclass(slots=True)
 class TrainResult:
-    """What a training leaves: rows for the curve, held-out rows, the best of those, and where it stopped."""
+    """What a training leaves: rows for the curve, held-out rows, the best of those, and where it stopped.
+
+    seconds: of all stretches of an interrupted training, each up to the checkpoint that the next went on from.
+    """
 
     history: list[dict[str, Any]] = field(default_factory=list)
     held_out: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     steps_done: int = 0
     truncated: bool = False
+    seconds: float = 0.0
 
 
 class Trainer:
@@ -144,12 +153,16 @@ class Trainer:
         self.full_head = None if store.manifest.greedy else target.head.weight.detach().to(device, self.compute)
         # A store may hold the last state before the target's final norm; the teacher's head reads it after.
         norm = None if store.manifest.last == "post_norm" else _final_norm(target)
+        lookup = drafter.draft_ids(torch.arange(drafter.config.vocab_size, device=drafter.d2t.device))
+        rows = None
+        if 0 < s.head_rows < drafter.config.draft_vocab_size:
+            rows = HeadRows(self._token_counts(lookup.cpu()), lookup.cpu(), s.head_rows, s.seed)
         self.reader = Reader(
-            store, self.plan, s.convention, s.ttt_steps, decay=s.step_decay, final_norm=norm,
+            store, self.plan, s.convention, s.ttt_steps, decay=s.step_decay, final_norm=norm, head_rows=rows,
             rank=self.world.rank, ranks=self.world.size,
         )  # fmt: skip
         drafter.lm_head.weight.requires_grad_(s.train_lm_head)
-        self.lookup = drafter.draft_ids(torch.arange(drafter.config.vocab_size, device=drafter.d2t.device)).to(device)
+        self.lookup = lookup.to(device)
         self.fc_start = fc_stds(drafter.fc.weight, len(drafter.config.points), World())
         self.plain = spread(drafter, self.world, self.compute)
         self.parameters = [p for p in drafter.parameters() if p.requires_grad]
@@ -159,6 +172,13 @@ class Trainer:
         self.result, self.window = TrainResult(), Window(s.ttt_steps)
         self.guard = Guard(min(s.stuck_after, s.steps // 2))
         self.lines: Lines | None = None
+
+    def _token_counts(self, lookup: Tensor) -> Tensor:
+        """int64 [Vd]: how often draft tokens are supervised in the training samples, or in some evenly out of many."""
+        some = self.train[:: max(1, len(self.train) // COUNTED_SAMPLES)]
+        ids = torch.cat([self.store.input_ids(i)[self.store.loss_mask(i).bool()] for i in some])
+        drafted = lookup[ids]
+        return torch.bincount(drafted[drafted >= 0], minlength=self.drafter.config.draft_vocab_size)
 
     def learning_rate(self, step: int) -> float:
         """Cosine from the peak to `final_share` of it after a linear warm-up. step: from 0."""
@@ -180,28 +200,41 @@ class Trainer:
         return self.lookup[best]
 
     def step(
-        self, step: int, batch: Packed, bare: Supervision, *, expected: bool = False
-    ) -> tuple[Tensor, Tensor, StepSums]:
+        self, step: int, batch: Packed, bare: Supervision, rows: Tensor | None = None, *, told: bool = False
+    ) -> tuple[Tensor, Tensor, StepSums | None]:
         """One optimiser step on this rank's part of a batch.
 
         Args:
             step: from 0.
             bare: supervision without labels (`conventions.supervise`).
-            expected: also sum the expected acceptance.
+            rows: int64 [R], rows of the head that the loss is taken over, ascending; None = all.
+            told: the step's numbers will be shown: also sum the expected acceptance.
 
         Returns:
-            loss of this part, gradient norm of the whole batch before clipping, and the part's sums by TTT step.
+            loss of this part, gradient norm of the whole batch before clipping, and the part's sums by TTT step over
+            all rows of the head: None where only some were computed and nothing is to be told.
         """
         s = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
-        supervision = labelled(s.convention, bare, self.choice(batch))
+        choice = self.choice(batch)
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=s.precision == "bf16"):
-            hidden = self.drafter(batch, s.ttt_steps)
-        loss, sums = ttt_loss(
-            [h.to(self.compute) for h in hidden], self.drafter.lm_head.weight, self.teacher_head, batch.last,
-            supervision, kind=s.loss, temperature=s.teacher_temperature, expected=expected,
-        )  # fmt: skip
+            hidden = [h.to(self.compute) for h in self.drafter(batch, s.ttt_steps)]
+
+        def loss_over(rows: Tensor | None, hidden: list[Tensor], weight: Tensor) -> tuple[Tensor, StepSums]:
+            labels, teacher = choice, self.teacher_head
+            if rows is not None:
+                labels, weight, teacher = places(rows, choice), weight.index_select(0, rows), teacher[rows]
+            return ttt_loss(
+                hidden, weight, teacher, batch.last, labelled(s.convention, bare, labels),
+                kind=s.loss, temperature=s.teacher_temperature, expected=told,
+            )  # fmt: skip
+
+        sums: StepSums | None
+        weight = self.drafter.lm_head.weight
+        loss, sums = loss_over(rows, hidden, weight)
+        if rows is not None:  # over a part of the rows a hit is easier: never shown
+            sums = loss_over(None, [h.detach() for h in hidden], weight.detach())[1] if told else None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = full(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
@@ -219,7 +252,7 @@ class Trainer:
         s, result = self.settings, self.result
         self.require_memory()
         rate = self.watching.matrix_rate or matrix_rate(self.world.device, self.compute)
-        meter = Meter(self.plain, s.ttt_steps, rate, self.world)
+        meter, before = Meter(self.plain, s.ttt_steps, rate, self.world), result.seconds
         if self.world.leader:
             self.lines = Lines(self.folder, result.history, tensorboard=self.watching.tensorboard)
         snapshots = {round(share * s.steps) for share in SNAPSHOT_SHARES}
@@ -230,10 +263,11 @@ class Trainer:
             done = step + 1
             told = done % s.log_every == 0 or done == s.steps
             meter.count(share)
-            part = moved(share.batch, self.world.device), moved(share.bare, self.world.device)
-            self.window.add(*self.step(step, *part, expected=told))
+            batch, bare = moved(share.batch, self.world.device), moved(share.bare, self.world.device)
+            rows = None if share.rows is None else share.rows.to(self.world.device, non_blocking=True)
+            self.window.add(*self.step(step, batch, bare, rows, told=told))
             result.steps_done = done
-            if max_seconds is not None and done < s.steps and (told or self.world.size == 1):
+            if max_seconds is not None and done < s.steps and (told or (self.world.size == 1 and share.rows is None)):
                 result.truncated = self.world.same(meter.seconds() > max_seconds)
             if told or result.truncated:
                 self._tell(done, meter, progress)
@@ -245,8 +279,10 @@ class Trainer:
                 if done < s.steps:
                     better = bool(s.evaluate_every) and done % s.evaluate_every == 0 and self.evaluate(done)
                     if s.checkpoint_every and (done % s.checkpoint_every == 0 or better):
+                        result.seconds = before + meter.seconds()
                         self.save()
         self.evaluate(result.steps_done)
+        result.seconds = before + meter.seconds()
         if self.lines is not None:
             self.lines.close()
         return result

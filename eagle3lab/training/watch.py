@@ -36,6 +36,7 @@ class Window:
     """Numbers of the steps since the last row: loss, gradient norm, and five sums of each TTT step.
 
     The sums: weighted loss, hits, counted pairs, expected acceptance, and the counted pairs of the steps that had it.
+    They are 0 in steps whose sums were not computed (`Trainer.step`).
     """
 
     def __init__(self, depth: int) -> None:
@@ -43,12 +44,15 @@ class Window:
         self.seen = torch.zeros(0, 2 + FIELDS * depth, dtype=torch.float64)
         self._pending: list[Tensor] = []
 
-    def add(self, loss: Tensor, norm: Tensor, sums: StepSums) -> None:
+    def add(self, loss: Tensor, norm: Tensor, sums: StepSums | None) -> None:
         """One step, without waiting for it. loss, norm: scalars on the device."""
-        none = torch.zeros_like(sums.loss)
-        expected = (none, none) if sums.expected is None else (sums.expected, sums.counted)
-        scalars = torch.stack([loss.detach(), norm.detach()]).to(sums.loss)
-        self._pending.append(torch.cat([scalars, sums.loss, sums.hits, sums.counted, *expected]))
+        scalars = torch.stack([loss.detach(), norm.detach()]).double()
+        none = scalars.new_zeros(self.depth)
+        fields = (none,) * FIELDS
+        if sums is not None:
+            expected = (none, none) if sums.expected is None else (sums.expected, sums.counted)
+            fields = (sums.loss, sums.hits, sums.counted, *expected)
+        self._pending.append(torch.cat([scalars, *fields]))
 
     def fetch(self, world: World) -> Tensor:
         """float64 [n, 2 + 5K] of all steps so far, over all ranks; every rank must call it."""
@@ -71,8 +75,9 @@ class Window:
 
     def row(self) -> dict[str, Any]:
         """What the fetched steps say, divided only here."""
-        loss, hits, counted, expected, measured = self.seen[:, 2:].sum(0).view(FIELDS, self.depth)
-        steps = max(len(self.seen), 1)
+        fields = self.seen[:, 2:].view(-1, FIELDS, self.depth)
+        loss, hits, counted, expected, measured = fields.sum(0)
+        steps = max(int((fields[:, 2].sum(-1) > 0).sum()), 1)
         accuracy = _rates(hits, counted)
         return {
             "loss": float(loss.sum()) / steps,
@@ -82,7 +87,7 @@ class Window:
             "counted": counted.tolist(),
             "expected_acceptance_by_step": _rates(expected, measured),
             "simulated_accept_length": chain_length(accuracy),
-            "gradient_norm": float(self.seen[:, 1].sum()) / steps,
+            "gradient_norm": float(self.seen[:, 1].sum()) / max(len(self.seen), 1),
         }
 
 

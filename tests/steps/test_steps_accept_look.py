@@ -30,11 +30,13 @@ def found() -> accept.AcceptSummary:
         patched.setattr(own.target, "tokenizer", Words())
         ids = {prompt.prompt: tokens for prompt, tokens in zip(prompts, own.prompts, strict=False)}
         patched.setattr(accept, "render_prompt", lambda _, messages: ids[messages[0]["content"]])
+        drafter = own.drafters["taught"]
+        written, timing = accept.decode_sets(own.target, drafter, {"own": prompts}, k=K, max_new_tokens=LIMIT)
         result = accept.measure_set(
-            own.target, own.drafters["taught"], "own", prompts, k=K, max_new_tokens=LIMIT, control_prompts=12, seed=0,
+            own.target, drafter, "own", prompts, written["own"], k=K, max_new_tokens=LIMIT, control_prompts=12, seed=0,
             rival=own.drafters["fresh"],
         )  # fmt: skip
-    return accept.AcceptSummary({"own": result}, K, Path("drafter"), {}, Words().decode)
+    return accept.AcceptSummary({"own": result}, K, Path("drafter"), timing, {}, Words().decode)
 
 
 def test_counts_are_those_of_decoding_and_the_text_is_the_targets(found: accept.AcceptSummary) -> None:

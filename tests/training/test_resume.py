@@ -117,6 +117,13 @@ def interrupted(states, tmp_path):
     return tmp_path / "run"
 
 
+def test_seconds_are_those_of_all_stretches(states, interrupted):
+    made = jobs.trainer(states, interrupted)
+    assert made.resume() and made.result.seconds > 0
+    made.result.seconds += 1000  # as if the first stretch had been a long one
+    assert made.run().seconds > 1000
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
