@@ -21,6 +21,7 @@ class Preset:
         draft_vocab_size: Vd, rows of the drafter's head.
         ttt_steps: K, the steps of training-time test.
         learning_rate: peak of the cosine schedule.
+        head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
         max_new_tokens: tokens generated for one evaluation prompt, or until the target ends by itself.
         humaneval: whether HumanEval's 164 prompts are measured too.
@@ -34,6 +35,7 @@ class Preset:
     draft_vocab_size: int
     ttt_steps: int
     learning_rate: float
+    head_rows: int
     eval_prompts: int
     max_new_tokens: int
     humaneval: bool
@@ -51,6 +53,7 @@ PRESETS = {
             draft_vocab_size=8192,
             ttt_steps=3,
             learning_rate=2e-3,
+            head_rows=1536,
             eval_prompts=4,
             max_new_tokens=24,
             humaneval=False,
@@ -64,6 +67,7 @@ PRESETS = {
             draft_vocab_size=8192,
             ttt_steps=3,
             learning_rate=3e-3,
+            head_rows=1536,
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=False,
@@ -77,6 +81,7 @@ PRESETS = {
             draft_vocab_size=12288,
             ttt_steps=3,
             learning_rate=3e-3,
+            head_rows=1536,
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=True,
@@ -85,6 +90,7 @@ PRESETS = {
     )
 }
 
+MAY_BE_ZERO = ("head_rows", "control_prompts")
 OVERRIDABLE = tuple(field.name for field in dataclasses.fields(Preset) if field.name != "name")
 """Amounts that `eagle3lab run -p NAME=VALUE` and a sweep may change for one run."""
 
@@ -118,7 +124,7 @@ def check_amount(name: str, value: Any, kind: Any) -> None:
     names = " or ".join("None" if one is type(None) else one.__name__ for one in allowed)
     if not fits:
         raise UsageError(f"parameter {name} is {value!r} ({type(value).__name__})", rule=f"{name} is {names}")
-    if type(value) in (int, float) and not (0 < value < float("inf")) and name != "control_prompts":
+    if type(value) in (int, float) and not (0 < value < float("inf")) and name not in MAY_BE_ZERO:
         raise UsageError(f"parameter {name} is {value!r}", rule=f"{name} is above 0")
-    if name == "control_prompts" and value < 0:
+    if name in MAY_BE_ZERO and value < 0:
         raise UsageError(f"parameter {name} is {value!r}", rule=f"{name} is 0 or more")

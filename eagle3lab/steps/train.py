@@ -98,6 +98,7 @@ def train_settings(preset: Preset, seed: int, convention: Convention = "served")
         batch_tokens=preset.batch_tokens,
         ttt_steps=preset.ttt_steps,
         learning_rate=preset.learning_rate,
+        head_rows=preset.head_rows,
         seed=seed,
         convention=convention,
         checkpoint_every=max(50, preset.train_steps // 10),
