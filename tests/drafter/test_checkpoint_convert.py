@@ -351,3 +351,24 @@ def test_a_verifier_that_is_no_object(draft, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"speculators_config": {"verifier": "name"}}))
     with pytest.raises(CheckpointError, match="verifier 'name'; an object"):
         convert_checkpoint(tmp_path / "sp", tmp_path / "dst", "speculators", verifier="other")
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    """Also beside an fc in bf16: their numbers mean nothing without the scales, which no drafter's loader reads."""
+    tensors = llama_tensors() | {"lm_head.weight": np.ones((VD, H), np.int8)}
+    source = write_draft(tmp_path / "src", raw_config([1, 14, 26]), tensors)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is I8 instead of BF16 or F16 or F32"):
+        convert_checkpoint(source, tmp_path / "dst", "sglang", **LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("maps", "words"),
+    [
+        ({"d2t": np.arange(V)[::-1] - np.arange(V)}, "another order, and vllm has no map"),
+        ({"t2d": np.arange(V) < 5}, "t2d marks 5 ids"),
+    ],
+)
+def test_a_map_that_is_no_identity_is_not_left_out(tmp_path, maps, words):
+    source = write_draft(tmp_path / "src", raw_config([1, 14, 26], draft_vocab_size=V), llama_tensors(vd=V) | maps)
+    with pytest.raises(CheckpointError, match=words):
+        convert_checkpoint(source, tmp_path / "dst", "vllm", **LLAMA)
