@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eagle3lab.core.errors import CheckpointError, Eagle3LabError, PointsError, UsageError
+from eagle3lab.core.errors import CheckpointError, DiskError, Eagle3LabError, PointsError, UsageError
 from eagle3lab.drafter.convert import convert_checkpoint
 from eagle3lab.drafter.layouts import LAYOUTS
 from eagle3lab.drafter.layouts_read import parse_config
@@ -372,3 +372,15 @@ def test_a_map_that_is_no_identity_is_not_left_out(tmp_path, maps, words):
     source = write_draft(tmp_path / "src", raw_config([1, 14, 26], draft_vocab_size=V), llama_tensors(vd=V) | maps)
     with pytest.raises(CheckpointError, match=words):
         convert_checkpoint(source, tmp_path / "dst", "vllm", **LLAMA)
+
+
+def test_an_index_that_cannot_be_parsed(draft, tmp_path):
+    (draft / "model.safetensors").rename(draft / "part.safetensors")
+    (draft / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="no readable weight_map"):
+        convert_checkpoint(draft, tmp_path / "dst", "vllm", **LLAMA)
+
+
+def test_a_destination_below_a_file(draft):
+    with pytest.raises(DiskError, match=r"no folder .*config\.json can be made"):
+        convert_checkpoint(draft, draft / "config.json" / "dst", "vllm", **LLAMA)
