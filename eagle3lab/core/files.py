@@ -70,6 +70,13 @@ def make_folder(folder: Path) -> None:
         ) from error
 
 
+def require_place(path: Path) -> None:
+    """Refuse (`DiskError`) a file that cannot be written where it is wanted: asked before the work, not after it."""
+    if path.is_dir():
+        raise DiskError(f"{path} is a folder", rule="a file is written there")
+    make_folder(path.parent)
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename inside `folder` durable."""
     descriptor = os.open(folder, os.O_RDONLY)
