@@ -116,6 +116,17 @@ def test_env_file(tmp_path: Path) -> None:
     assert facts["env"] == {"A": "1", "SGLANG_SIMULATE_ACC_LEN": "2.5"}
 
 
+def test_env_file_with_comments_and_one_without_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.env"
+    path.write_text("SGLANG_SIMULATE_ACC_LEN=2.5 # why\nA='b # c'\n")
+    facts = Facts()
+    read_env(str(path), facts)
+    assert facts["env"] == {"SGLANG_SIMULATE_ACC_LEN": "2.5", "A": "b # c"}
+    path.write_text("nothing\n")
+    read_env(str(path), facts)
+    assert "no NAME=value line" in facts.remarks[0].message
+
+
 SERVER = "python3 -m sglang.launch_server --model-path T"
 SCRIPTS = [
     f"ALG=EAGLE\n{SERVER} --tp 8 --speculative-algorithm $ALG --speculative-draft-model-path '/d r'",

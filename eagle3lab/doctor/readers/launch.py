@@ -320,6 +320,8 @@ def read_env(value: str, facts: Facts) -> None:
     except ReadError as error:
         facts.broken(str(path), error.what, fix=f"env > {path}")
         return
+    if not parsed:
+        facts.could_not(str(path), "it holds no NAME=value line", fix=f"env > {path}")
     facts.put("env", {str(name): item for name, item in parsed.items()}, str(path))
 
 
@@ -330,5 +332,7 @@ def parse_env(text: str) -> dict[str, str]:
         line = line.strip().removeprefix("export ").strip()
         if _ENV.match(line):
             name, _, item = line.partition("=")
+            if item.lstrip()[:1] not in ("'", '"'):
+                item = re.sub(r"\s#.*", "", item)  # a comment, as dotenv files have it
             found[name] = item.strip().strip("'\"")
     return found
