@@ -84,6 +84,13 @@ class Engine:
         unnamed = self.algorithm == UNNAMED
         return [f"{self.client.url} speculates, but does not say with which algorithm"] if unnamed else []
 
+    def tokens(self, usage: dict[str, Any], otherwise: int | None) -> int | None:
+        """`completion_tokens` of an event, or `otherwise` when it has none."""
+        value = usage.get("completion_tokens", otherwise)
+        if value is not None and (type(value) is not int or value < 0):
+            raise TransientError(f"{self.path} sent completion_tokens {value!r}", rule="a whole number")
+        return value
+
 
 UNNAMED = "unnamed"
 
@@ -111,14 +118,15 @@ class SGLang(Engine):
         if not isinstance(event.get("text"), str) or not isinstance(meta, dict):
             raise TransientError(f"{self.path} sent an event with the keys {sorted(event)}", rule="text and meta_info")
         answer.text = event["text"]
-        answer.tokens = meta.get("completion_tokens", answer.tokens)
+        answer.tokens = self.tokens(meta, answer.tokens)
         reason = meta.get("finish_reason")
         answer.finish = str(reason.get("type")) if isinstance(reason, dict) else reason
         answer.meta = {name: value for name, value in meta.items() if SPEC_FIELDS.match(name)}
 
     def counts(self, prompt: str, meta: dict[str, Any]) -> AcceptanceCounts | None:
         """Counters of one answer; None when it carries none."""
-        return from_sglang_meta_info(meta, steps=self.report.get("speculative_num_steps"), prompt=prompt)
+        steps = self.report.get("speculative_num_steps")
+        return from_sglang_meta_info(meta, steps=steps if type(steps) is int else None, prompt=prompt)
 
 
 class VLLM(Engine):
@@ -141,7 +149,7 @@ class VLLM(Engine):
     def read(self, answer: Answer, event: dict[str, Any]) -> None:
         """Take one event: a piece of text, or the usage at the end."""
         choices = event.get("choices")
-        if not isinstance(choices, list):
+        if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
             raise TransientError(f"{self.path} sent an event with the keys {sorted(event)}", rule="choices")
         for choice in choices:
             piece = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
@@ -149,7 +157,7 @@ class VLLM(Engine):
             answer.finish = choice.get("finish_reason") or answer.finish
         usage = event.get("usage")
         if isinstance(usage, dict):
-            answer.tokens = usage.get("completion_tokens")
+            answer.tokens = self.tokens(usage, None)
 
     def scrape(self) -> tuple[str, AcceptanceCounts, int | None]:
         """/metrics: its text, counters of the whole server, generated tokens of the whole server."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -19,6 +21,8 @@ from eagle3lab.core.errors import ServerError, UsageError
 READ_BYTES = 65_536
 DETAIL_BYTES = 300
 _RETRY = {408, 429}
+_PLAIN = re.compile(r"[!-~]+")
+"""Printable ASCII without a blank: what a URL is made of."""
 
 
 class TransientError(ServerError):
@@ -38,12 +42,18 @@ class Client:
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            port = parts.port  # read late, and refused when it is none
+        except ValueError as error:
+            raise UsageError(f"server URL {url!r} ({error})", rule="http://host:port") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or not _PLAIN.fullmatch(url):
             raise UsageError(f"server URL {url!r}", rule="http://host:port")
+        if not 0 < timeout < math.inf:
+            raise UsageError(f"timeout {timeout:g} s", rule="a number above 0")
         self.url, self.timeout = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}", timeout
         self._kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        self._host, self._port, self._prefix = parts.hostname, parts.port, parts.path.rstrip("/")
+        self._host, self._port, self._prefix = parts.hostname, port, parts.path.rstrip("/")
 
     def get(self, path: str, *, timeout: float = 10.0) -> tuple[int, bytes]:
         """Status and body of a GET; `TransientError` without an answer."""

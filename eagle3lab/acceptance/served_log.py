@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.core.files import require_place
 
 SCHEMA = "eagle3lab-served/1"
 
@@ -33,6 +34,8 @@ class ServedLog:
         self.records: list[dict[str, Any]] = []
         self.dropped = 0
         self._lock = threading.Lock()
+        if path is not None:
+            require_place(path)
         if path is not None and path.exists() and path.stat().st_size:
             self._load(path)
         else:
@@ -52,7 +55,6 @@ class ServedLog:
     def _append(self, record: dict[str, Any]) -> None:
         if self.path is None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("ab") as handle:
             handle.write(json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n")
             handle.flush()

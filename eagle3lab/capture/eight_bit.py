@@ -42,7 +42,7 @@ def shrink(source: Path, destination: Path) -> Shrunk:
     Raises:
         StoreError: `source` is no finished capture, or is in 8 bits already. DiskError: it does not fit.
     """
-    store = Store(source)
+    store = Store(source, verify=True)
     if store.manifest.storage == "int8":
         raise StoreError(f"{source} is stored in int8 already", rule="states are rounded once")
     manifest = store.manifest.model_copy(update={"storage": "int8", "shards": []})

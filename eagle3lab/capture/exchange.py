@@ -103,7 +103,7 @@ def _open(source: Path, kind: Kind) -> tuple[Iterator[Sample], Last, StatesManif
     """Samples, what their last state is, the manifest when there is one, and about how many bytes will be written."""
     size = sum(path.stat().st_size for path in source.rglob("*") if path.suffix in (".safetensors", ".ckpt", ".gz"))
     if kind == "eagle3lab":
-        store = Store(source)
+        store = Store(source, verify=True)
         return iter(store), store.manifest.last, store.manifest, size
     samples = read_specforge_folder(source) if kind == "specforge" else read_speculators_folder(source)
     first = next(samples)

@@ -84,5 +84,5 @@ def _places(target: Path) -> list[tuple[Path, str]]:
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return [(target / Path(places[name]).name, name) for name in NAMES if name in places]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StoreError(f"{index} has no readable weight_map ({error})") from error

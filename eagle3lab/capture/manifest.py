@@ -19,7 +19,7 @@ class Shard(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
-    name: str
+    name: str = Field(pattern=r"^states-\d{5,}\.safetensors$")
     sha256: str
     samples: int
     tokens: int
@@ -40,9 +40,9 @@ class StatesManifest(BaseModel):
     """`resid_pre` indices, ascending."""
     points_checkpoint: list[int]
     """The same points as written in a checkpoint for the target's own SGLang file."""
-    blocks: int
+    blocks: int = Field(gt=0)
     family: str
-    hidden_size: int
+    hidden_size: int = Field(gt=0)
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     storage: Literal["plain", "int8"] = "plain"
     """`int8`: rounded, with one scale a row and point (`eagle3lab.capture.eight_bit`); samples are read in `dtype`."""

@@ -6,8 +6,9 @@ bytes is not moved again; what arrives is hashed before it counts.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,38 @@ def push(folder: Path, url: str, *, note: Callable[[str], None] = print) -> int:
     Raises:
         StoreError: the capture is not finished, a shard is damaged, or another capture lies at `url`.
     """
+    with _told(url):
+        return _push(folder, url, note)
+
+
+def pull(url: str, folder: Path, *, note: Callable[[str], None] = print) -> int:
+    """Copy a capture from `url`; returns the number of shards that were moved.
+
+    Raises:
+        StoreError: no finished capture at `url`, another one in `folder`, or a shard that arrives damaged.
+        DiskError: it does not fit.
+    """
+    with _told(url):
+        return _pull(url, folder, note)
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """Whatever the file system at the other end raises, in one line. Each has errors of its own; most are OSErrors."""
+    if not url.strip():
+        raise StoreError("no URL is given", rule="a URL that fsspec knows, such as s3://bucket/states")
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise StoreError(
+            f"{url}: {type(error).__name__} {reason}",
+            rule="states are read and written there",
+            fix="the same command goes on where it stopped",
+        ) from error
+
+
+def _push(folder: Path, url: str, note: Callable[[str], None]) -> int:
     manifest = _finished(read_manifest(folder), folder)
     remote, root = _open(url)
     there = _remote_manifest(remote, root)
@@ -48,13 +81,7 @@ def push(folder: Path, url: str, *, note: Callable[[str], None] = print) -> int:
     return moved
 
 
-def pull(url: str, folder: Path, *, note: Callable[[str], None] = print) -> int:
-    """Copy a capture from `url`; returns the number of shards that were moved.
-
-    Raises:
-        StoreError: no finished capture at `url`, another one in `folder`, or a shard that arrives damaged.
-        DiskError: it does not fit.
-    """
+def _pull(url: str, folder: Path, note: Callable[[str], None]) -> int:
     remote, root = _open(url)
     manifest = _remote_manifest(remote, root)
     if manifest is None:

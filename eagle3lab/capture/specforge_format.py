@@ -18,7 +18,9 @@ import gzip
 import io
 import pickle
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
@@ -34,6 +36,9 @@ GROUP = 2000
 KEYS = ("input_ids", "loss_mask", "aux_hidden_state", "hidden_state")
 UNPACKED_LIMIT = 1 << 34
 """Bytes that one gzipped file may unpack to (16 GiB, far above any sample): a small file must not fill the memory."""
+_BROKEN = (OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
+           zipfile.BadZipFile, zlib.error, struct.error)  # fmt: skip
+"""What torch.load raises on bytes that it did not write; the restricted unpickler checks few of them itself."""
 _NAME = re.compile(r"^data_(\d+)\.ckpt(\.gz)?$")
 
 
@@ -123,7 +128,7 @@ def _load(path: Path) -> Any:
             rule="a pickle can run any code: files are read with weights_only=True",
             fix="write it again as a plain dictionary of tensors",
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(
             f"{path} is truncated or not a torch file ({reason})", fix="delete it and write it again"
@@ -140,7 +145,7 @@ def _unpacked(path: Path) -> bytes:
 
 def _flat(path: Path, key: str, tensor: Tensor) -> Tensor:
     flat = tensor.squeeze(0) if tensor.dim() == 2 and tensor.shape[0] == 1 else tensor
-    if flat.dim() != 1 or flat.is_floating_point():
+    if flat.dim() != 1 or flat.is_floating_point() or flat.is_complex():
         raise StoreError(f"{path}: {key} is {flat.dtype} {list(tensor.shape)}", rule="integers [T]")
     return flat
 

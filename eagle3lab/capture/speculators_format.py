@@ -105,7 +105,10 @@ def read_rows(root: Path) -> list[Row]:
     """
     path = root / ROWS
     if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{path} cannot be read ({error})", rule="UTF-8, one JSON object a line") from error
         return [_row(f"{path}:{number}", line) for number, line in enumerate(lines, 1)]
     if (root / "dataset_info.json").is_file():
         if importlib.util.find_spec("datasets") is None:
@@ -133,10 +136,11 @@ def read_speculators(path: Path, index: int, row: Row) -> Sample:
     if missing := {"token_ids", "hidden_states"} - data.keys():
         raise StoreError(f"{path} has no {', '.join(sorted(missing))}", rule="token_ids and hidden_states")
     states, ids = data["hidden_states"], data["token_ids"]
-    if states.dim() != 3 or states.shape[1] < 2 or ids.dim() != 1:
+    shaped = states.dim() == 3 and states.shape[1] >= 2 and ids.dim() == 1
+    if not shaped or not states.is_floating_point() or ids.dtype not in (torch.int32, torch.int64):
         raise StoreError(
-            f"{path}: hidden_states {list(states.shape)}, token_ids {list(ids.shape)}",
-            rule="[T, points + 1, H] and [T]",
+            f"{path}: hidden_states {states.dtype} {list(states.shape)}, token_ids {ids.dtype} {list(ids.shape)}",
+            rule="floating point [T, points + 1, H] and integers [T]",
         )
     _same_ids(path, ids, row)
     sample = Sample(
@@ -182,7 +186,7 @@ def _row(where: str, line: str) -> Row:
 
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{where} is not JSON ({error})", rule="one object a line") from error
     ids, mask = (data.get(key) if isinstance(data, dict) else None for key in ("input_ids", "loss_mask"))
     if not (numbers(ids) and numbers(mask) and len(ids) == len(mask)):

@@ -16,6 +16,8 @@ from eagle3lab.core.errors import StoreError
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.points import compare
 
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+
 __all__ = ["Sample", "Store", "StoreWriter", "shard_name"]
 
 
@@ -189,6 +191,8 @@ class Store:
         return self.__dict__ | {"_files": {}}
 
     def _enter(self, shard: Shard) -> None:
+        for key in ("offsets", "sample_id"):
+            self._require(shard.name, key, "I64", None)
         offsets = self._slice(shard.name, "offsets")[:].tolist()
         ids = self._slice(shard.name, "sample_id")[:].tolist()
         if len(ids) != shard.samples or offsets[-1] != shard.tokens:
@@ -198,6 +202,17 @@ class Store:
                 rule="shards do not change places",
                 fix="eagle3lab capture again: only it is redone",
             )
+        if offsets[0] or any(left > right for left, right in pairwise(offsets)):
+            raise StoreError(
+                f"{self.folder / shard.name}: offsets {offsets[:4]}...",
+                rule="from 0, ascending",
+                fix="eagle3lab capture again: only it is redone",
+            )
+        stored = "I8" if self.manifest.storage == "int8" else _DTYPES[self.manifest.dtype]
+        self._require(shard.name, "input_ids", "I64", [shard.tokens])
+        self._require(shard.name, "loss_mask", "BOOL", [shard.tokens])
+        self._require(shard.name, "aux", stored, [shard.tokens, self.manifest.width])
+        self._require(shard.name, "last", stored, [shard.tokens, self.manifest.hidden_size])
         before = self.sample_ids[-1:] + ids
         if any(left >= right for left, right in pairwise(before)):
             raise StoreError(
@@ -207,6 +222,17 @@ class Store:
             )
         self._index += [(shard.name, start, stop) for start, stop in pairwise(offsets)]
         self.sample_ids += ids
+
+    def _require(self, name: str, key: str, dtype: str, shape: list[int] | None) -> None:
+        """Dtype and shape of a tensor, by the header alone; None: any list that is not empty."""
+        part = self._slice(name, key)
+        found_dtype, found = part.get_dtype(), list(part.get_shape())
+        if found_dtype != dtype or (len(found) != 1 or not found[0] if shape is None else found != shape):
+            raise StoreError(
+                f"{self.folder / name}: {key} is {found_dtype} {found}, needed {dtype} {shape or '[1 or more]'}",
+                rule="tokens, points and width are the manifest's",
+                fix="eagle3lab capture again: only it is redone",
+            )
 
     def _slice(self, name: str, key: str) -> Any:
         try:

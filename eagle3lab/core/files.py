@@ -23,7 +23,7 @@ def atomic_write(path: Path, writer: Callable[[Path], object]) -> None:
 
     The temporary name ends in the process id; a leftover of a killed process is never taken for the file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         writer(temporary)
@@ -56,8 +56,25 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise RunError(f"no file {path}", rule="the step that writes it has not finished") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} is not JSON ({error})", fix=f"delete {path} and run the step again") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and its parents; `DiskError` where that is not possible."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError(
+            f"no folder {folder} can be made ({error.strerror})", rule="a place to write to is a folder"
+        ) from error
+
+
+def require_place(path: Path) -> None:
+    """Refuse (`DiskError`) a file that cannot be written where it is wanted: asked before the work, not after it."""
+    if path.is_dir():
+        raise DiskError(f"{path} is a folder", rule="a file is written there")
+    make_folder(path.parent)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -94,7 +111,7 @@ def folder_lock(folder: Path, *, note: Callable[[str], None] = print) -> Iterato
 
     The lock is the kernel's (`flock`), so it vanishes with its process: a dead builder never blocks the next one.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     lock = folder.with_name(f".{folder.name}.lock")
     with lock.open("a+") as handle:
         try:

@@ -7,6 +7,7 @@ finding, not a crash, and the fact counts as absent.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -181,6 +182,10 @@ def parse_engine(text: str) -> Engine:
     name, _, version = text.strip().lower().partition("@")
     if name not in ENGINES:
         raise UsageError(f"unknown engine {text!r}", rule=nearest(name, ENGINES), fix="--engine sglang")
+    if version and not re.match(r"v?\d+\.\d+", version):
+        raise UsageError(
+            f"unreadable engine version {version!r}", rule="a release such as 0.5.23", fix=f"--engine {name}"
+        )
     return Engine(name, version or None)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
 from eagle3lab.acceptance.sources import GAUGE_INTERVAL, Gauge, from_vllm_log, gauges_from_sglang_log
+from eagle3lab.core.errors import AcceptanceError
 
 LINE_LIMIT = 40_000
 KEY_LIMIT = 200
@@ -53,7 +54,8 @@ class ServerLog:
         algorithm: as printed; None when it prints none. off: the log says that there is no speculation.
         layer_ids: ids that the engine says it captures, None when it does not say.
         dropped, missing: parameter names that the loader dropped or left uninitialised.
-        gauges: SGLang's readings. counts: vLLM's, None without any. hook_unmatched: a hook matched no module.
+        gauges: SGLang's readings. counts: vLLM's, None without any; impossible: why they cannot be.
+        hook_unmatched: a hook matched no module.
         simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
         interval: forward passes between two of SGLang's lines, as printed, else its default.
     """
@@ -67,6 +69,7 @@ class ServerLog:
     missing: tuple[str, ...]
     gauges: tuple[Gauge, ...]
     counts: AcceptanceCounts | None
+    impossible: str | None
     hook_unmatched: bool
     simulated: float | None
     interval: int = GAUGE_INTERVAL
@@ -84,6 +87,11 @@ def read_log(text: str) -> ServerLog:
     simulated = [float(value) for value in _SIMULATED.findall(short) if float(value) > 0]
     named = settings.get("speculative_algorithm") if sglang else method
     every = settings.get("decode_log_interval", "")
+    counts, impossible = None, None
+    try:
+        counts = from_vllm_log(short)
+    except AcceptanceError as error:
+        impossible = error.what
     return ServerLog(
         engine="sglang" if sglang else "vllm" if vllm else None,
         launch=tuple(_words(settings)),
@@ -93,7 +101,8 @@ def read_log(text: str) -> ServerLog:
         dropped=tuple(dict.fromkeys(_dropped(lines)))[:KEY_LIMIT],
         missing=tuple(dict.fromkeys(_missing(lines)))[:KEY_LIMIT],
         gauges=tuple(gauges_from_sglang_log(short)),
-        counts=from_vllm_log(short),
+        counts=counts,
+        impossible=impossible,
         hook_unmatched=any(_NO_HOOK.search(line) for line in lines if "hook" in line.lower()),
         simulated=simulated[-1] if simulated else None,
         interval=int(every) if re.fullmatch(r"[1-9]\d{0,8}", every, re.ASCII) else GAUGE_INTERVAL,

@@ -62,10 +62,10 @@ def _indexed(folder: Path) -> list[Path]:
     try:
         places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in places.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} has no readable weight_map ({error})", rule="an index maps tensors to files"
-        ) from (error)
+        ) from error
     outside = [name for name in names if Path(name).name != name]
     missing = [name for name in names if name not in outside and not (folder / name).is_file()]
     if outside or missing:

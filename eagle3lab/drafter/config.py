@@ -30,10 +30,10 @@ class DraftConfig(BaseModel):
     head_dim: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
     draft_vocab_size: int = Field(gt=0)
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
+    rms_norm_eps: float = Field(default=1e-5, gt=0, allow_inf_nan=False)
+    rope_theta: float = Field(default=10000.0, gt=0, allow_inf_nan=False)
     rope_scaling: dict[str, Any] | None = None
-    max_position_embeddings: int = 4096
+    max_position_embeddings: int = Field(default=4096, gt=0)
     fc_norm: bool = False
     """EAGLE-3.1: one RMSNorm per H-wide chunk before fc."""
     norm_before_fc: bool = False

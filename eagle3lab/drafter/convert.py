@@ -30,6 +30,7 @@ from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.layouts import (
     EMBEDDING,
     MAPS,
+    WEIGHT_DTYPES,
     Layout,
     identity_maps,
     kept_mask,
@@ -43,7 +44,6 @@ from eagle3lab.drafter.layouts_write import write_config
 
 RECORD = "eagle3lab_training.json"
 """Beside the checkpoint: how the drafter started and was trained (init recipe, seed, hash of the initial fc)."""
-_TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _NUMPY = {"I64": "<i8", "I32": "<i4", "BOOL": "?", "U8": "u1"}
 _NEED_MAPS = ("sglang", "specforge")
 """Layouts in which maps of an equal vocabulary may stand; vLLM refuses them."""
@@ -98,7 +98,7 @@ def convert_checkpoint(
     if layout == "speculators" and verifier is not None:
         carried["speculators"] = _with_verifier(carried.get("speculators", {}), config, verifier)
     new = _new_tensors(parsed, tensors, maps, layout, carried)
-    written = write_config(config, layout, dtype=_dtype(source, tensors), carried=carried)
+    written = write_config(config, layout, dtype=WEIGHT_DTYPES[tensors["fc.weight"].entry.dtype], carried=carried)
     size = sum(tensor.size for tensor in new)
     require_space(destination, size, f"the drafter of {source}")
 
@@ -129,6 +129,12 @@ def _new_tensors(
     """The tensors of the new file, sorted by name. Adds `maps` to `carried` when identity maps are left out."""
     config = parsed.config
     left_out = identity_maps(config, tensors) if layout not in _NEED_MAPS else []
+    if left_out and "d2t" in maps and maps["d2t"].any():
+        raise CheckpointError(
+            f"d2t gives the target's ids in another order, and {layout} has no map for a whole vocabulary",
+            rule="what the other side would drop is not written",
+            fix="--to sglang",
+        )
     new = [
         NewTensor(name_in(layout, name, config.architecture), t.entry.dtype, t.entry.shape, t)
         for name, t in tensors.items()
@@ -155,16 +161,10 @@ def _check_maps(source: Path, config: DraftConfig, tensors: Mapping[str, StoredT
         for name in MAPS
         if name in tensors
     }
-    if "d2t" in maps and (problem := map_problem(config, maps["d2t"], maps.get("t2d"))):
+    d2t = maps.get("d2t", np.zeros(config.draft_vocab_size, dtype="<i8"))
+    if problem := map_problem(config, d2t, maps.get("t2d")):
         raise CheckpointError(f"{source}: {problem}", rule="d2t[i] = target id - i", fix=f"eagle3lab doctor {source}")
     return maps
-
-
-def _dtype(source: Path, tensors: Mapping[str, StoredTensor]) -> str:
-    dtype = tensors["fc.weight"].entry.dtype
-    if dtype not in _TORCH:
-        raise CheckpointError(f"{source}: fc.weight is {dtype}", rule="drafters are " + ", ".join(_TORCH))
-    return _TORCH[dtype]
 
 
 def _with_verifier(carried: Mapping[str, Any], config: DraftConfig, verifier: str) -> dict[str, Any]:

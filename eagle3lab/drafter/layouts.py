@@ -27,6 +27,8 @@ _RENAMED = {
 }
 MAPS = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
 """Vocabulary map -> dtypes that the engines read."""
+WEIGHT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+"""Of every other tensor: safetensors' name -> torch's. Numbers of a quantised one mean nothing without its scale."""
 EMBEDDING = "embed_tokens.weight"
 WRAPPERS = ("module.", "_orig_mod.", "base_model.", "draft_model.", "draft.", "eagle_module.", "eagle.")
 """Prefixes that training wrappers leave on every name; no engine knows them."""
@@ -137,8 +139,9 @@ def tensor_problems(config: DraftConfig, found: Mapping[str, tuple[str, Sequence
         dtype, shape = found[name]
         if tuple(shape) != known[name]:
             problems.append(f"{name} {list(shape)} instead of {list(known[name])}")
-        if name in MAPS and dtype not in MAPS[name]:
-            problems.append(f"{name} is {dtype} instead of {MAPS[name][0]}")
+        allowed = MAPS[name][:1] if name in MAPS else tuple(WEIGHT_DTYPES)
+        if dtype not in MAPS.get(name, allowed):
+            problems.append(f"{name} is {dtype} instead of {' or '.join(allowed)}")
     return problems
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from eagle3lab.core.errors import CheckpointError
 from eagle3lab.drafter.config import DraftConfig
-from eagle3lab.drafter.layouts import LAYOUTS, Layout
+from eagle3lab.drafter.layouts import LAYOUTS, MAPS, Layout
 from eagle3lab.drafter.layouts_write import BLOCK, IDS, REPLACEABLE, raw_form, speculators_form
 from eagle3lab.points import captured, family_of
 from eagle3lab.targets.config import read_config as read_target
@@ -53,6 +53,7 @@ def read_json_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(raw, allow_nan=False)  # Python reads NaN and infinity, no engine's JSON has them
     except (FileNotFoundError, NotADirectoryError) as error:
         raise CheckpointError(f"no config.json in {folder}", rule="a drafter is a folder with config.json") from error
     except (OSError, ValueError, RecursionError) as error:
@@ -100,27 +101,26 @@ class _Reader:
         raw, layer = self.raw, self.layer
         self._refuse_unknown_forms()
         for name in ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size"):
-            if name not in layer:
+            if layer.get(name) is None:
                 raise self._error(f"has no {name}", rule="sizes are not guessed")
-            if type(layer[name]) is not int or layer[name] < 1:
-                raise self._error(f"has {name} {layer[name]!r}", rule="a whole number above 0")
+        width, vocabulary = self._size(layer, "hidden_size", 0), self._size(layer, "vocab_size", 0)
         mla = self._mla()
-        heads, theta, scaling = layer["num_attention_heads"], *self._rope()
-        head_dim = layer.get("head_dim") or layer["hidden_size"] // heads
+        heads, theta, scaling = self._size(layer, "num_attention_heads", 0), *self._rope()
+        head_dim = self._size(layer, "head_dim", width // heads)
         marks = self._flags()
         config = DraftConfig(
             architecture="llama" if mla is None else "mla",
-            hidden_size=layer["hidden_size"],
-            target_hidden_size=raw.get("target_hidden_size") or layer["hidden_size"],
+            hidden_size=width,
+            target_hidden_size=self._size(raw, "target_hidden_size", width),
             points=self._points(),
             target_blocks=self.place.blocks,
             target_family=self.place.family,
-            intermediate_size=layer["intermediate_size"],
+            intermediate_size=self._size(layer, "intermediate_size", 0),
             num_attention_heads=heads,
-            num_key_value_heads=layer.get("num_key_value_heads") or heads,
+            num_key_value_heads=self._size(layer, "num_key_value_heads", heads),
             head_dim=head_dim if mla is None else mla["qk_nope_head_dim"] + mla["qk_rope_head_dim"],
-            vocab_size=layer["vocab_size"],
-            draft_vocab_size=raw.get("draft_vocab_size") or layer["vocab_size"],
+            vocab_size=vocabulary,
+            draft_vocab_size=self._size(raw, "draft_vocab_size", vocabulary),
             rms_norm_eps=self._default("rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
@@ -140,8 +140,11 @@ class _Reader:
         layers = self.layer.get("num_hidden_layers", 1)
         if layers != 1:
             raise self._error(f"has num_hidden_layers {layers}", rule="this lab holds drafters of one layer")
-        if self.eagle.get("use_aux_hidden_state") is False:
+        if not self._flag(self.eagle, "use_aux_hidden_state", True):
             raise self._error("has use_aux_hidden_state false", rule="engines then skip fc: not an EAGLE-3 drafter")
+        for name in ("bias", "attention_bias", "mlp_bias"):
+            if self._flag(self.layer, name):
+                raise self._error(f"has {name} true", rule="this lab holds drafters without biases")
         kind = self.layer.get("model_type", "llama")
         if self.speculators and kind != "llama":
             raise self._error(f"has a {kind} layer", rule="only llama layers are read (qwen3 adds q_norm and k_norm)")
@@ -152,12 +155,14 @@ class _Reader:
 
     def _mla(self) -> dict[str, int] | None:
         classes = self.raw.get("architectures") or []
-        named = any(str(name).startswith("Eagle3Deepseek") for name in classes)
+        if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+            raise self._error(f"has architectures {str(classes)[:40]!r}", rule="a list of class names")
+        named = any(name.startswith("Eagle3Deepseek") for name in classes)
         if not named and "kv_lora_rank" not in self.layer:
             return None
-        if missing := [name for name in MLA_SIZES if not isinstance(self.layer.get(name), int)]:
+        if missing := [name for name in MLA_SIZES if self.layer.get(name) is None]:
             raise self._error(f"is an MLA drafter without {', '.join(missing)}", rule="SGLang needs all of them")
-        return {name: self.layer[name] for name in MLA_SIZES}
+        return {name: self._size(self.layer, name, 0) for name in MLA_SIZES}
 
     def _rope(self) -> tuple[float, dict[str, Any] | None]:
         layer = self.layer
@@ -171,7 +176,7 @@ class _Reader:
         if theta is None:
             theta = 10000.0
             self.notes.append("no rope_theta: 10000, the default of transformers, which engines use")
-        scaling = layer.get("rope_scaling") or parameters or None
+        scaling = self._object(layer, "rope_scaling") or parameters or None
         if scaling is not None and scaling.get("rope_type", scaling.get("type", "default")) == "default":
             scaling = None
         return float(theta), None if scaling is None else {k: v for k, v in scaling.items() if k != "rope_theta"}
@@ -182,17 +187,17 @@ class _Reader:
             raise self._error(
                 "has no norm_before_residual", rule="vLLM then takes true and speculators false: write the one you mean"
             )
-        output = self.block.get("norm_output", raw.get("norm_output", False))
+        output = self._flag(self.block, "norm_output", self._flag(raw, "norm_output"))
         if output and not self.block and not self.speculators and "kv_lora_rank" not in self.layer:
             self.notes.append(
                 "norm_output true is read as SGLang and vLLM do (the post-norm state is fed back); "
                 "in a SpecForge config it only means the final norm before the head"
             )
         return {
-            "fc_norm": bool(raw.get("fc_norm") or raw.get("use_aux_norm", False)),
-            "norm_before_fc": bool(self.eagle.get("norm_before_fc", raw.get("norm_before_fc", False))),
-            "norm_before_residual": bool(raw.get("norm_before_residual", False)),
-            "norm_output": bool(output),
+            "fc_norm": self._flag(raw, "fc_norm") or self._flag(raw, "use_aux_norm"),
+            "norm_before_fc": self._flag(self.eagle, "norm_before_fc", self._flag(raw, "norm_before_fc")),
+            "norm_before_residual": self._flag(raw, "norm_before_residual"),
+            "norm_output": output,
         }
 
     def _place(self, target: Path | None, family: str | None, blocks: int | None) -> Place:
@@ -205,6 +210,8 @@ class _Reader:
             if blocks is not None and n is not None and blocks != n:
                 raise self._error(f"belongs to a target of {blocks} blocks, {source} says {n}", rule="the two agree")
             blocks, family = (n if blocks is None else blocks), (name if family is None else family)
+        if family is not None and not isinstance(family, str):
+            raise self._error(f"has target_family {str(family)[:40]!r}", rule="a name, such as llama")
         if blocks is None or family is None:
             raise self._error(
                 "does not say which target its ids belong to",
@@ -233,8 +240,10 @@ class _Reader:
             found = captured(None, blocks=self.place.blocks, engine="vllm", family=self.place.family)
             readings["default"] = found.resid_pre
             self.notes.append(f"no ids: the engines' default points {found.resid_pre}")
-        if isinstance(self.block.get("resid_pre"), list):
-            readings["its own record"] = self.block["resid_pre"]
+        if (noted := self.block.get("resid_pre")) is not None:
+            if not isinstance(noted, list) or not all(type(point) is int for point in noted):
+                raise self._error(f"has resid_pre {str(noted)[:40]!r}", rule="a list of layer numbers")
+            readings["its own record"] = noted
         if len({tuple(points) for points in readings.values()}) > 1:
             text = ", ".join(f"{name} {points}" for name, points in readings.items())
             raise self._error(f"has ids that mean different points: {text}", rule="both engines capture the same")
@@ -255,7 +264,9 @@ class _Reader:
             inner = ours["transformer_layer_config"]
             layer = {k: v for k, v in self.layer.items() if k not in inner and k not in skip}
             own |= {"transformer_layer_config": layer} if layer else {}
-            own |= {"speculators_config": self.raw["speculators_config"]} if "speculators_config" in self.raw else {}
+            if outer := self._object(self.raw, "speculators_config"):
+                self._object(outer, "verifier")
+                own |= {"speculators_config": outer}
         else:
             ours = raw_form(config, "sglang", "")
             own = {k: v for k, v in self.raw.items() if k not in ours and k not in skip}
@@ -264,7 +275,30 @@ class _Reader:
             eagle = {k: v for k, v in self.eagle.items() if k not in ("use_aux_hidden_state", "norm_before_fc", IDS)}
             own |= {"eagle_config": eagle} if eagle else {}
         earlier = self._object(self.block, "carried")
+        for name in ("raw", "speculators"):
+            self._object(earlier, name)
+        maps = earlier.get("maps", [])
+        if not isinstance(maps, list) or not all(str(name) in MAPS for name in maps):
+            raise self._error(f"has carried maps {str(maps)[:40]!r}", rule=f"a list of {', '.join(MAPS)}")
         return {**earlier, **({("speculators" if self.speculators else "raw"): own} if own else {})}
+
+    def _size(self, source: Mapping[str, Any], name: str, otherwise: int) -> int:
+        """The size `name` of `source`, or `otherwise` when it is absent or null."""
+        value = source.get(name)
+        if value is None:
+            return otherwise
+        if type(value) is not int or value < 1:
+            raise self._error(f"has {name} {str(value)[:40]!r}", rule="a whole number above 0")
+        return value
+
+    def _flag(self, source: Mapping[str, Any], name: str, otherwise: bool = False) -> bool:
+        """The flag `name` of `source`, or `otherwise` when it is absent or null. Text is refused: "false" is true."""
+        value = source.get(name)
+        if value is None:
+            return otherwise
+        if not isinstance(value, bool):
+            raise self._error(f"has {name} {str(value)[:40]!r}", rule="true or false")
+        return value
 
     def _object(self, source: Mapping[str, Any], name: str) -> dict[str, Any]:
         value = source.get(name)

@@ -20,7 +20,7 @@ from eagle3lab.inspection.passthrough import NAME as PASS_THROUGH
 from eagle3lab.inspection.record import RECORD, read_init_record, snapshots
 from eagle3lab.inspection.report import Inspection, Verdict, number
 from eagle3lab.inspection.scan import Scan, scan_fc
-from eagle3lab.inspection.spectrum import exact_spectrum
+from eagle3lab.inspection.spectrum import STEPS, exact_spectrum
 from eagle3lab.inspection.spectrum import spectrum as lanczos_spectrum
 from eagle3lab.inspection.tensorfile import Checkpoint, open_checkpoint
 
@@ -131,7 +131,8 @@ def _measured_size(verdict: Verdict, size: float, name: str) -> None:
 def _add_spectra(found: Inspection, layout: FcLayout, kind: str) -> None:
     if kind == "none":
         return
-    compute = exact_spectrum if kind == "exact" else lanczos_spectrum
+    # With so few rows Lanczos takes as many steps as there are values, and saves nothing.
+    compute = exact_spectrum if kind == "exact" or layout.shape[0] <= STEPS else lanczos_spectrum
     found.spectra = compute(layout.column_tiles, layout.shape, layout.widths, layout.points)
     found.fc["spectrum"] = [entry.to_json() for entry in found.spectra]
     found.verdict.evidence.extend(entry.line() for entry in found.spectra)

@@ -187,6 +187,10 @@ def find_fc(checkpoint: Checkpoint, *, points: Sequence[str] | None = None, tens
     """
     if points and len(set(points)) < len(points):
         raise UsageError(f"points {', '.join(points)}", rule="every block has a name of its own")
+    if points and all(str(point).removeprefix("-").isdecimal() for point in points):
+        numbers = [int(point) for point in points]
+        if numbers != sorted(numbers) or numbers[0] < 0:
+            raise UsageError(f"points {', '.join(points)}", rule="0 or more and ascending, as fc's columns are")
     name = tensor or _pick(checkpoint)
     parts = checkpoint.parts(name)
     first = parts[0]
@@ -240,10 +244,12 @@ def _pick(checkpoint: Checkpoint) -> str:
     if not named and len(shaped) == 1:
         checkpoint.notes.append(f"no tensor is called fc.weight; {shaped[0].name} is taken for it by its shape")
         return shaped[0].name
-    shown = ", ".join(f"{t.name} {list(t.shape)}" for t in (named or list(checkpoint))[:4])
+    called = [t for t in checkpoint if role_of(t.name, t.shape) == "fc"]
+    shown = ", ".join(f"{t.name} {t.dtype} {list(t.shape)}" for t in (called or list(checkpoint))[:4])
     raise CheckpointError(
         f"no fusion weight in {checkpoint.path} (found: {shown})",
-        rule="fc.weight is [hidden, points x hidden]; a [vocabulary, hidden] matrix of that name is a target head",
+        rule=f"fc.weight is [hidden, points x hidden] of {', '.join(sorted(WEIGHT_FORMATS))}; a [vocabulary, hidden] "
+        "matrix of that name is a target head",
         fix="name it: --tensor NAME",
     )
 

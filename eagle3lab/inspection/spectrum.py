@@ -279,7 +279,7 @@ def _entropy(values: np.ndarray, weights: np.ndarray, energy: float) -> float:
 
 
 def exact_spectrum(tiles: Tiles, shape: tuple[int, int], widths: list[int], points: list[str]) -> list[Spectrum]:
-    """All singular values, by the float64 Gram matrix of every block and of the sum.
+    """All singular values, by the float64 Gram matrix of every block that is not zero throughout, and of the sum.
 
     Raises:
         UsageError: the Gram matrix would take more than `EXACT_LIMIT_BYTES`.
@@ -305,6 +305,8 @@ def exact_spectrum(tiles: Tiles, shape: tuple[int, int], widths: list[int], poin
         gram += wide @ wide.T
         sums[block] += wide.sum(), values.size
     close(current)
+    if not pooled.any():
+        return []
     return [_in_units(one, unit) for one in (_exact("all", shape, pooled, *sums.sum(axis=0)), *found)]
 
 

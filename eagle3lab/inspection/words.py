@@ -153,7 +153,12 @@ def _conclusions(answer: NumberPair, near: Family, n: int, mean_rounding: float)
         answer.nearest = near.name
         se = next(f for f in answer.families if f["name"] == near.name)
         distance = f"{abs(ratio - 1):.2%} {'above' if ratio > 1 else 'below'} {near.name} ({near.std:.7f})"
-        if abs(std - near.std) <= answer.rounding and abs(ratio - 1) >= AT_INIT:
+        if _off_zero(answer, mean_se, mean_rounding) and abs(std - near.std) <= max(
+            answer.rounding, AT_INIT * near.std
+        ):
+            answer.follows.append(f"std is {distance}; every family is drawn around 0, and the mean is not there.")
+            answer.in_short = f"not dead, and not an untouched {near.name}: its mean is not 0."
+        elif abs(std - near.std) <= answer.rounding and abs(ratio - 1) >= AT_INIT:
             answer.follows.append(
                 f"std is {distance}, within the digits it was printed with (± {answer.rounding:.1e}): that decides "
                 "nothing."
@@ -200,6 +205,13 @@ def _conclusions(answer: NumberPair, near: Family, n: int, mean_rounding: float)
             f"1) or all three ({ratio:.4f} each) give the same pooled std.",
         )
     _deciders(answer, near)
+
+
+def _off_zero(answer: NumberPair, se: float, rounding: float) -> bool:
+    """Whether the mean excludes an untouched draw, one made directly in bfloat16 included."""
+    native = native_mean(answer.shape)
+    beyond = max(6 * se, SIX_DIGITS) + rounding
+    return abs(answer.mean) > beyond and abs(answer.mean - native) > beyond + 0.02 * abs(native)
 
 
 def _about_the_mean(answer: NumberPair, se: float, rounding: float) -> str:

@@ -22,7 +22,7 @@ from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.steps.accept import differences
-from eagle3lab.steps.accept_outcome import AcceptOutcome, shown
+from eagle3lab.steps.accept_outcome import AcceptOutcome, check_options, shown
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.generate import Generated, generate
 from eagle3lab.targets.model import Target, load_target
@@ -104,6 +104,9 @@ def decode(
     """
     if dtype not in TIE:
         raise UsageError(f"dtype {dtype!r}", rule=f"known: {', '.join(TIE)}")
+    check_options(gate=gate, temperature=temperature, seed=seed, limit=limit)
+    if batch < 1 or max_new_tokens < 1:
+        raise UsageError(f"--batch {batch}, --max-new-tokens {max_new_tokens}", rule="1 or more")
     drafting = drafting or Drafting()
     drafting.shape()  # wrong words are found before a model is loaded
     asked = _prompts(prompts, held_out_set)[:limit]

@@ -18,7 +18,7 @@ from eagle3lab.capture.store import Sample, Store
 from eagle3lab.core.errors import AcceptanceError, UsageError
 from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
-from eagle3lab.steps.accept_outcome import AcceptOutcome, shown
+from eagle3lab.steps.accept_outcome import AcceptOutcome, check_options, shown
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.profiles import load_profile
 
@@ -50,6 +50,7 @@ def replay(
     """
     if steps < 1 or (temperature is not None and temperature <= 0):
         raise UsageError(f"steps {steps}, temperature {temperature}", rule="steps 1 or more, temperature above 0")
+    check_options(gate=gate, temperature=temperature, seed=seed)
     if dtype not in ("float32", "bfloat16"):
         raise UsageError(f"dtype {dtype!r}", rule="float32 or bfloat16")
     if device != "cpu" and not torch.cuda.is_available():

@@ -16,9 +16,9 @@ from eagle3lab.acceptance.served_log import ServedLog
 from eagle3lab.acceptance.served_prompts import ServedPrompt, read_served_prompts, rendered
 from eagle3lab.acceptance.sources import refuse_simulated
 from eagle3lab.core.errors import CorpusError, UsageError
-from eagle3lab.core.files import write_json
+from eagle3lab.core.files import require_place, write_json
 from eagle3lab.core.hashes import sha256_json
-from eagle3lab.steps.accept_outcome import AcceptOutcome, shown
+from eagle3lab.steps.accept_outcome import AcceptOutcome, check_options, shown
 
 NO_ALGORITHM = "none"
 
@@ -60,6 +60,9 @@ def served(
         raise UsageError(f"engine {engine!r}", rule="sglang or vllm")
     if max_new_tokens < 2:
         raise UsageError(f"max_new_tokens is {max_new_tokens}", rule="2 or more: the first token is nobody's draft")
+    check_options(gate=gate, temperature=temperature, seed=seed, limit=limit)
+    if out is not None:
+        require_place(out)
     effort = effort or Effort()
     asked = read_served_prompts(prompts, limit)
     if tokenizer is not None and not raw:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from eagle3lab.core.errors import UsageError
+from eagle3lab.core.files import require_place
 from eagle3lab.corpus.prompts import read_prompts
 from eagle3lab.corpus.regenerate import Outcome, Settings, regenerate, served_model, settings_path
 
@@ -81,8 +83,13 @@ def regenerate_file(
     Raises:
         UsageError: a server address that is no URL, or a number out of range.
     """
-    if not server.startswith(("http://", "https://")):
+    try:
+        whole = server.startswith(("http://", "https://")) and bool(urlsplit(server).port or urlsplit(server).hostname)
+    except ValueError:  # a port above 65535, a bracket that is not closed
+        whole = False
+    if not whole:
         raise UsageError(f"--server {server}", rule="a URL", fix="--server http://127.0.0.1:30000")
+    require_place(out)
     for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0), ("max-tokens", max_tokens, 1)):
         if value < least:
             raise UsageError(f"--{name} {value}", rule=f">= {least}")

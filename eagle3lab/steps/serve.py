@@ -103,6 +103,11 @@ def prepare(
         ServerError: the plan or the preflight refuses. UsageError: an option that SGLang does not have.
     """
     chosen = load_profile(profile)
+    _refuse_numbers(gpus=gpus, context=context, steps=steps, port=port)
+    if model_path is not None and not model_path.strip():
+        raise UsageError("--model-path is empty", rule="a folder, or a hub id")
+    if steps is not None and draft is None:
+        raise UsageError(f"--steps {steps} without --draft", rule="a target that is served alone drafts nothing")
     path = model_path or chosen.source.hub_id
     if path is None:
         raise ProfileError(f"profile '{profile}' names no model to serve", fix="eagle3lab serve --model-path FOLDER")
@@ -127,6 +132,15 @@ def prepare(
     if probed:
         notes.append("the probe's hook: this package on the server's PYTHONPATH; its report: doctor --log FILE")
     return Launch(arguments, python, port, promised, notes, probed)
+
+
+def _refuse_numbers(*, port: int, **others: int | None) -> None:
+    """`UsageError` for a number that no server has: 0 would be taken for "not given"."""
+    for name, value in others.items():
+        if value is not None and value < 1:
+            raise UsageError(f"--{name} {value}", rule="1 or more")
+    if not 1 <= port <= 65535:
+        raise UsageError(f"--port {port}", rule="1 to 65535")
 
 
 def preflight(words: Sequence[str], profile: Profile, model_path: str, draft: str | None) -> Report:

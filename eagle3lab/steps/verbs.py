@@ -72,6 +72,8 @@ def train(
     """
     if convention not in CONVENTIONS:
         raise UsageError(f"unknown convention '{convention}'", rule=nearest(convention, CONVENTIONS))
+    if max_minutes is not None and not 0 < max_minutes < float("inf"):
+        raise UsageError(f"--max-minutes {max_minutes}", rule="minutes are above 0")
     world = join(shards)
 
     def ready() -> str:

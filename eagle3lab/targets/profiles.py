@@ -6,9 +6,10 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from eagle3lab.core.errors import ProfileError, nearest
+from eagle3lab.core.errors import PointsError, ProfileError, nearest
+from eagle3lab.points import FAMILIES, check_points, family_of
 
 PROFILE_FOLDER = Path(__file__).parent / "profiles"
 
@@ -36,6 +37,22 @@ class ModelSection(_Section):
     """Type of the stored weights and of the captured states."""
     context: int = Field(gt=0)
     """Positions that the target was made for."""
+
+    @field_validator("family")
+    @classmethod
+    def _known_family(cls, value: str) -> str:
+        if family_of({"model_type": value}) is None:
+            raise ValueError(f"unknown model family; {nearest(value, FAMILIES)}")
+        return value
+
+    @field_validator("points")
+    @classmethod
+    def _possible_points(cls, value: list[int], info: ValidationInfo) -> list[int]:
+        try:
+            check_points(value, info.data.get("blocks", max(value)))
+        except PointsError as error:
+            raise ValueError(f"{error.what}; {error.rule}") from error
+        return value
 
 
 class SourceSection(_Section):
@@ -87,6 +104,15 @@ class Profile(_Section):
     amounts: dict[str, Any] | None = None
     """Amounts that replace those of every preset (`eagle3lab.runs.presets`): a target that needs other ones."""
     config: dict[str, Any] | None = None
+
+    @field_validator("serve", "plan")
+    @classmethod
+    def _counts(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        for name in ("gpus", "tensor_parallel"):
+            count = (value or {}).get(name, 1)
+            if type(count) is not int or count < 1:
+                raise ValueError(f"{name} is {count!r}; a whole number above 0")
+        return value
 
     @property
     def random_weights(self) -> bool:

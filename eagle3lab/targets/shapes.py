@@ -119,12 +119,20 @@ def target_shape(config: dict[str, Any]) -> TargetShape:
         hidden_size=read("hidden_size"),
         vocab_size=read("vocab_size"),
         attention_heads=read("num_attention_heads"),
-        context=text.get("max_position_embeddings"),
+        context=None if text.get("max_position_embeddings") is None else read("max_position_embeddings"),
         parts=parts,
         kv_values_per_token=blocks * per_block,
         kv_heads=kv_heads,
         notes=tuple(notes),
     )
+
+
+_AT_LEAST_ONE = (
+    *("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim", "kv_lora_rank"),
+)
+_LARGEST, _MOST_BLOCKS = 2**31, 10_000
+"""Above these a number is a slip of the pen: counting block by block would never end."""
 
 
 class _Reader:
@@ -138,6 +146,8 @@ class _Reader:
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise ProfileError(f"config: {key} is {value!r}", rule="a whole number, needed to count weights")
+        if value < (key in _AT_LEAST_ONE) or value > (_MOST_BLOCKS if key == "num_hidden_layers" else _LARGEST):
+            raise ProfileError(f"config: {key} is {value}", rule="a size that a model can have")
         return value
 
     def first(self, *keys: str) -> int:
@@ -145,18 +155,22 @@ class _Reader:
         return next((self(key) for key in keys if self.text.get(key) is not None), 0)
 
 
+def _flag(config: Mapping[str, Any], key: str) -> bool:
+    value = config.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise ProfileError(f"config: {key} is {value!r}", rule="true or false")
+    return bool(value)
+
+
 def _head_dim(read: _Reader) -> int:
-    heads = read("num_attention_heads")
-    if heads == 0:
-        raise ProfileError("config: num_attention_heads is 0", rule="at least 1")
-    return read("head_dim", read("hidden_size") // heads)
+    return read("head_dim", read("hidden_size") // read("num_attention_heads"))
 
 
 def _linears(read: _Reader, config: Mapping[str, Any]) -> Iterator[Linear]:
     """Every weight of the decoder, block by block, under the module names of its checkpoint."""
     hidden, vocab = read("hidden_size"), read("vocab_size")
     yield Linear("model.embed_tokens", "embeddings and head", vocab * hidden, quantisable=False)
-    if not (read.text.get("tie_word_embeddings") or config.get("tie_word_embeddings")):
+    if not (_flag(read.text, "tie_word_embeddings") or _flag(config, "tie_word_embeddings")):
         # Quantisers leave the output head alone unless they are told otherwise.
         yield Linear("lm_head", "embeddings and head", vocab * hidden, quantisable=False)
     for block in range(read("num_hidden_layers")):
@@ -192,7 +206,10 @@ def _mlp(read: _Reader, prefix: str, block: int, hidden: int) -> Iterator[Linear
     experts = read.first("n_routed_experts", "num_experts", "num_local_experts")
     every = read.first("moe_layer_freq", "decoder_sparse_step") or 1
     routed = experts and block >= read("first_k_dense_replace", 0) and block % every == 0
-    if not routed or block in (read.text.get("mlp_only_layers") or ()):
+    only = read.text.get("mlp_only_layers") or []
+    if not isinstance(only, list):
+        raise ProfileError(f"config: mlp_only_layers is {only!r}", rule="a list of blocks")
+    if not routed or block in only:
         yield Linear(f"{prefix}.mlp.gate_proj", "dense mlp", 3 * hidden * read("intermediate_size"))
         return
     width = read.first("moe_intermediate_size", "intermediate_size")

@@ -135,3 +135,14 @@ def test_other_captures_are_not_overwritten(folder: Path, tmp_path: Path, url: s
         push(other, url + "-2")
     with pytest.raises(StoreError, match="cannot be opened"):
         push(folder, "nonsense://x")
+
+
+def test_what_the_other_end_raises_is_one_line(folder: Path, tmp_path: Path, url: str) -> None:
+    for place in ("", str(tmp_path / "file" / "x")):
+        (tmp_path / "file").write_text("no folder")
+        with pytest.raises(StoreError):
+            push(folder, place, note=lambda _: None)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "far" / MANIFEST).write_text("{}")
+    with pytest.raises(StoreError, match="the same command goes on"):
+        pull(url, tmp_path / "here", note=lambda _: None)

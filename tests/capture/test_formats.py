@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
 import pickle
+import random
 from pathlib import Path
 
 import pytest
@@ -276,3 +278,32 @@ def test_only_the_two_trainers_take_states(tmp_path):
     convert_states(source, tmp_path / "sp", "speculators")
     with pytest.raises(StoreError, match="already"):
         convert_states(tmp_path / "sp", tmp_path / "y", "speculators")
+
+
+def test_bytes_that_the_unpickler_stumbles_over_are_one_line(tmp_path):
+    """The restricted unpickler checks little itself: damage ends in KeyError, IndexError and others."""
+    path = write_specforge(tmp_path, 0, samples()[0])
+    data, draw = path.read_bytes(), random.Random(1)
+    for _ in range(120):
+        damaged = bytearray(data)
+        for _ in range(8):
+            damaged[draw.randrange(1500)] = draw.randrange(256)
+        path.write_bytes(damaged)
+        with contextlib.suppress(StoreError):
+            read_specforge(path, 0)
+
+
+@pytest.mark.parametrize("change", [{"hidden_states": torch.int32}, {"token_ids": torch.float32}])
+def test_speculators_tensors_of_another_dtype(tmp_path, change):
+    path = write_speculators(tmp_path, 0, samples()[0])
+    tensors = load_file(path)
+    save_file({name: tensor.to(change.get(name, tensor.dtype)) for name, tensor in tensors.items()}, path)
+    with pytest.raises(StoreError, match="floating point"):
+        list(read_speculators_folder_with_rows(tmp_path, [Row(samples()[0].input_ids.tolist(), [1] * 5)]))
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 100_000])
+def test_rows_that_cannot_be_read(tmp_path, data):
+    (tmp_path / "prepared.jsonl").write_bytes(data)
+    with pytest.raises(StoreError, match=r"prepared\.jsonl"):
+        read_rows(tmp_path)

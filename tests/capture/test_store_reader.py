@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from eagle3lab import cli
 from eagle3lab.capture.epochs import epoch_batches
 from eagle3lab.capture.manifest import MANIFEST, Shard, read_manifest
 from eagle3lab.capture.shards import Sample, bytes_per_token, check_sample, header_bytes, shard_name, write_shard
@@ -295,3 +298,43 @@ def test_writing_outside_the_manifest_promise_is_refused(tmp_path: Path) -> None
     assert writer.pending() == []
     assert time.monotonic() - started < 5
     assert len(Store(tmp_path / "states")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda t: t.update(aux=t["aux"][:, :-1]), r"aux is BF16 \[\d+, 95\]"),
+        (lambda t: t.update(last=t["last"][:-1]), "last is BF16"),
+        (lambda t: t.update(aux=t["aux"].float()), "aux is F32"),
+        (lambda t: t.update(loss_mask=t["loss_mask"].long()), "loss_mask is I64"),
+        (lambda t: t.update(input_ids=t["input_ids"].float()), "input_ids is F32"),
+        (lambda t: t.update(offsets=t["offsets"][:0]), r"offsets is I64 \[0\]"),
+        (lambda t: t["offsets"].__setitem__(0, -1), "from 0, ascending"),
+    ],
+)
+def test_a_shard_that_is_not_what_the_manifest_promises(folder: Path, tmp_path: Path, change, words: str) -> None:
+    shutil.copytree(folder, tmp_path / "states")
+    path = tmp_path / "states" / shard_name(0)
+    tensors = load_file(path)
+    change(tensors)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    with pytest.raises(StoreError, match=words):
+        Store(tmp_path / "states")
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 0}, {"blocks": -1}])
+def test_a_manifest_of_no_model_is_refused(folder: Path, tmp_path: Path, change: dict) -> None:
+    (tmp_path / MANIFEST).write_text(json.dumps(json.loads((folder / MANIFEST).read_text()) | change))
+    with pytest.raises(StoreError, match=next(iter(change))):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("command", [["convert", "--to", "specforge"], ["states", "shrink"]])
+def test_copies_are_made_of_the_bytes_that_were_captured(folder: Path, tmp_path: Path, command, capfd) -> None:
+    shutil.copytree(folder, tmp_path / "states")
+    path = tmp_path / "states" / shard_name(1)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 4
+    path.write_bytes(data)
+    assert cli.run([*command, str(tmp_path / "states"), str(tmp_path / "copy")]) == 2
+    assert f"{shard_name(1)} has sha256" in capfd.readouterr().err

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3lab import cli
 from eagle3lab.core.errors import CorpusError, ServerError, UsageError
 from eagle3lab.corpus.prompts import Prompt
 from eagle3lab.corpus.regenerate import Outcome, Settings, read_answers, regenerate, served_model, settings_path
@@ -190,3 +191,18 @@ def test_the_step_reads_prompts_and_reports(tmp_path: Path) -> None:
         regenerate_file(server="localhost:1", prompts=prompts, out=out)
     with pytest.raises(UsageError, match="--temperature 3"):
         regenerate_file(server=server.url, prompts=prompts, out=out, temperature=3)
+
+
+@pytest.mark.parametrize(
+    ("server", "out", "told"),
+    [
+        ("http://[::1", "o", "--server"),
+        ("http://127.0.0.1:99999", "o", "--server"),
+        ("http://127.0.0.1:9", ".", "is a folder"),
+    ],
+)
+def test_an_address_or_a_place_that_is_none_is_one_line(tmp_path, capfd, server, out, told):
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}')
+    words = ["--server", server, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / out)]
+    assert cli.run(["regenerate", *words]) == 2
+    assert told in capfd.readouterr().err

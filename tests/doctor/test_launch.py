@@ -11,6 +11,7 @@ import yaml
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.launch import engine_of, parse_args, read, read_env, speculative_config
+from eagle3lab.doctor.run import choose_engines, diagnose
 
 FLAGS = {"speculative-algorithm": ["EAGLE"], "speculative-draft-model-path": ["/d r"], "tp": ["8"]}
 SPELLINGS = [
@@ -113,3 +114,67 @@ def test_env_file(tmp_path: Path) -> None:
     facts = Facts()
     read_env(str(path), facts)
     assert facts["env"] == {"A": "1", "SGLANG_SIMULATE_ACC_LEN": "2.5"}
+
+
+def test_env_file_with_comments_and_one_without_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.env"
+    path.write_text("SGLANG_SIMULATE_ACC_LEN=2.5 # why\nA='b # c'\n")
+    facts = Facts()
+    read_env(str(path), facts)
+    assert facts["env"] == {"SGLANG_SIMULATE_ACC_LEN": "2.5", "A": "b # c"}
+    path.write_text("nothing\n")
+    read_env(str(path), facts)
+    assert "no NAME=value line" in facts.remarks[0].message
+
+
+SERVER = "python3 -m sglang.launch_server --model-path T"
+SCRIPTS = [
+    f"ALG=EAGLE\n{SERVER} --tp 8 --speculative-algorithm $ALG --speculative-draft-model-path '/d r'",
+    f'export ALG="EAGLE"; {SERVER} --tp 8 --speculative-algorithm "${{ALG}}" --speculative-draft-model-path /d\\ r',
+    f"{SERVER} --tp ${{TP:-8}} --speculative-algorithm ${{ALG-EAGLE}} --speculative-draft-model-path '/d r'",
+    f"SPEC='--speculative-algorithm EAGLE --tp 8'\nSPEC+=' --x'\n{SERVER} $SPEC --speculative-draft-model-path '/d r'",
+    f"A=(--tp 8 --speculative-algorithm EAGLE # why\n --speculative-draft-model-path '/d r')\n{SERVER} \"${{A[@]}}\"",
+    f"{SERVER} --name a#b --speculative-algorithm EAGLE --speculative-draft-model-path '/d r' --tp 8 2>&1 | tee --tp 4",
+    f"{SERVER} --tp 8 --speculative-algorithm EAGLE --speculative-draft-model-path '/d r' > log & \n curl --tp 9 x",
+    f"bash -lc \"{SERVER} --tp 8 --speculative-algorithm EAGLE --speculative-draft-model-path '/d r'\"",
+    f"{SERVER} --served-name <name> --tp 8 --speculative-algorithm EAGLE --speculative-draft-model-path '/d r'",
+    f"{SERVER} --tp 2\n{SERVER} --tp 8 --speculative-algorithm EAGLE --speculative-draft-model-path '/d r'",
+]
+
+
+@pytest.mark.parametrize("text", SCRIPTS)
+def test_scripts_around_the_server(text: str) -> None:
+    flags = parse_args(launch_facts(text)["launch_args"]).flags
+    assert {name: flags[name] for name in FLAGS} == FLAGS
+
+
+def test_a_json_list_of_words() -> None:
+    words = ["python3", "-m", "sglang.launch_server", "--tp", "8"]
+    assert launch_facts(f"CMD {json.dumps(words)}")["launch_args"] == words
+
+
+def test_a_variable_is_gone_when_unset() -> None:
+    assert not launch_facts(f"export A=1\nunset A\n{SERVER}").has("env")
+
+
+def test_what_the_text_does_not_settle_is_said() -> None:
+    facts = launch_facts(f"{SERVER} --speculative-algorithm $ALG")
+    assert "$ALG" in facts.remarks[0].message
+    assert [f for f in diagnose(facts).findings if f.code == "launch-algorithm"] == []
+
+
+def test_more_than_one_server_is_said() -> None:
+    facts = launch_facts(f"{SERVER} --speculative-algorithm EAGLE\n{SERVER} --speculative-algorithm EAGLE3")
+    assert "1 more launch lines" in facts.remarks[0].message
+
+
+def test_a_script_without_flags_is_bad_usage() -> None:
+    with pytest.raises(UsageError, match="no flags"):
+        launch_facts("echo hello")
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "-sc"])
+def test_a_speculative_config_that_is_no_json(flag: str) -> None:
+    facts = launch_facts(f'vllm serve T {flag} {{"method":"eagle3"}}')
+    choose_engines(facts, "")
+    assert any("is no JSON object" in f.message for f in diagnose(facts).findings if f.severity == "error")

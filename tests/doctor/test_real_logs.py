@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.run import Inputs, visit
 from eagle3lab.doctor.serverlog import read_log
 
@@ -63,3 +64,24 @@ def test_vllm() -> None:
     said = messages("vllm.log")
     assert {severity for severity, _ in said} == {"info"}
     assert said["info", "log-algorithm"] == ["algorithm in force: eagle3, layer ids [2, 15, 27]"]
+
+
+def test_counts_that_cannot_be_are_one_error_of_the_log(tmp_path: Path) -> None:
+    line = "SpecDecoding metrics: Mean acceptance length: 5.00, Accepted: 400 tokens, Drafted: 300 tokens, "
+    (tmp_path / "v.log").write_text(line + "Per-position acceptance rate: 0.5, Avg Draft acceptance rate: 133.0%\n")
+    found = [f for f in visit(Inputs(log=str(tmp_path / "v.log"))).findings if f.severity != "info"]
+    assert [(f.severity, f.code) for f in found] == [("error", "log-acceptance")]
+    assert "accepted 400 of 300" in found[0].message
+
+
+def test_a_log_of_another_program_is_said(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text("hello\n")
+    assert ["no line of SGLang or vLLM" in f.message for f in visit(Inputs(log=str(tmp_path / "x.log"))).findings] == [
+        True
+    ]
+
+
+def test_an_empty_acceptance_file_is_bad_usage(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds nothing"):
+        visit(Inputs(acceptance=str(tmp_path / "a.json")))

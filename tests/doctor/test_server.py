@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from eagle3lab.core.errors import UsageError
+from eagle3lab.doctor.facts import parse_engine
 from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.readers import server as reader
 from eagle3lab.doctor.run import Inputs, visit
@@ -229,3 +230,13 @@ def test_no_server_is_a_usage_error() -> None:
         visit(Inputs(server=f"http://127.0.0.1:{port}"))
     with pytest.raises(UsageError, match="no URL"):
         visit(Inputs(server="file:///etc/passwd"))
+
+
+def test_half_a_bracket_is_no_url() -> None:
+    with pytest.raises(UsageError, match="no URL"):
+        visit(Inputs(server="http://[::1"))
+
+
+def test_an_engine_version_that_is_none() -> None:
+    with pytest.raises(UsageError, match="unreadable engine version 'latest'"):
+        parse_engine("sglang@latest")

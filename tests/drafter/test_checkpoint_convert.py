@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from eagle3lab.core.errors import CheckpointError, Eagle3LabError, PointsError, UsageError
+from eagle3lab.core.errors import CheckpointError, DiskError, Eagle3LabError, PointsError, UsageError
 from eagle3lab.drafter.convert import convert_checkpoint
 from eagle3lab.drafter.layouts import LAYOUTS
 from eagle3lab.drafter.layouts_read import parse_config
@@ -314,3 +314,73 @@ def test_step_reports_and_refuses(draft, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError, match=r"no config.json, manifest.json"):
         convert(tmp_path / "empty", tmp_path / "x", to="vllm")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"fc_norm": "false"}, "fc_norm 'false'; true or false"),
+        ({"norm_before_residual": 0}, "norm_before_residual '0'"),
+        ({"eagle_config": {"use_aux_hidden_state": "false"}}, "use_aux_hidden_state 'false'"),
+        ({"head_dim": 0}, "head_dim '0'; a whole number above 0"),
+        ({"target_hidden_size": ""}, "target_hidden_size ''"),
+        ({"num_key_value_heads": False}, "num_key_value_heads 'False'"),
+        ({"architectures": 1}, "architectures '1'; a list"),
+        ({"rope_scaling": "yarn"}, "rope_scaling 'yarn'; an object"),
+        ({"rms_norm_eps": 0.0}, "rms_norm_eps: .*greater than 0"),
+        ({"initializer_range": float("nan")}, "not readable JSON"),
+        ({"bias": True}, "bias true"),
+        ({"eagle3lab": {"target_family": ["llama"]}}, "target_family .*a name"),
+        ({"eagle3lab": {"target_family": "llama", "resid_pre": [[2]]}}, "resid_pre .*a list of layer numbers"),
+        ({"eagle3lab": {"target_family": "llama", "carried": {"raw": 1}}}, "raw '1'; an object"),
+        ({"eagle3lab": {"target_family": "llama", "carried": {"maps": 1}}}, "maps '1'; a list of d2t, t2d"),
+    ],
+)
+def test_values_of_another_type_are_refused(tmp_path, changes, words):
+    """None of them stands for an absent key, and none ends in a traceback."""
+    source = write_draft(tmp_path / "src", raw_config(None, [2, 15, 27], **changes), llama_tensors())
+    with pytest.raises(CheckpointError, match=words):
+        convert_checkpoint(
+            source, tmp_path / "dst", "vllm", family=None if "eagle3lab" in changes else "llama", blocks=30
+        )
+
+
+def test_a_verifier_that_is_no_object(draft, tmp_path):
+    convert_checkpoint(draft, tmp_path / "sp", "speculators", **LLAMA)
+    path = tmp_path / "sp" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"speculators_config": {"verifier": "name"}}))
+    with pytest.raises(CheckpointError, match="verifier 'name'; an object"):
+        convert_checkpoint(tmp_path / "sp", tmp_path / "dst", "speculators", verifier="other")
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    """Also beside an fc in bf16: their numbers mean nothing without the scales, which no drafter's loader reads."""
+    tensors = llama_tensors() | {"lm_head.weight": np.ones((VD, H), np.int8)}
+    source = write_draft(tmp_path / "src", raw_config([1, 14, 26]), tensors)
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight is I8 instead of BF16 or F16 or F32"):
+        convert_checkpoint(source, tmp_path / "dst", "sglang", **LLAMA)
+
+
+@pytest.mark.parametrize(
+    ("maps", "words"),
+    [
+        ({"d2t": np.arange(V)[::-1] - np.arange(V)}, "another order, and vllm has no map"),
+        ({"t2d": np.arange(V) < 5}, "t2d marks 5 ids"),
+    ],
+)
+def test_a_map_that_is_no_identity_is_not_left_out(tmp_path, maps, words):
+    source = write_draft(tmp_path / "src", raw_config([1, 14, 26], draft_vocab_size=V), llama_tensors(vd=V) | maps)
+    with pytest.raises(CheckpointError, match=words):
+        convert_checkpoint(source, tmp_path / "dst", "vllm", **LLAMA)
+
+
+def test_an_index_that_cannot_be_parsed(draft, tmp_path):
+    (draft / "model.safetensors").rename(draft / "part.safetensors")
+    (draft / "model.safetensors.index.json").write_text("[" * 100_000)
+    with pytest.raises(CheckpointError, match="no readable weight_map"):
+        convert_checkpoint(draft, tmp_path / "dst", "vllm", **LLAMA)
+
+
+def test_a_destination_below_a_file(draft):
+    with pytest.raises(DiskError, match=r"no folder .*config\.json can be made"):
+        convert_checkpoint(draft, draft / "config.json" / "dst", "vllm", **LLAMA)

@@ -86,3 +86,8 @@ def test_bad_shapes_are_refused(text: str) -> None:
 def test_bad_numbers_are_refused(std: str) -> None:
     with pytest.raises(UsageError):
         answer_number_pair(KIMI, "0", std)
+
+
+@pytest.mark.parametrize("std", ["0.0039371", "0.004"])
+def test_a_mean_that_no_draw_has_is_no_untouched_draw(std: str) -> None:
+    assert "not an untouched kaiming-uniform: its mean is not 0" in answer_number_pair(KIMI, "0.001", std).as_text()

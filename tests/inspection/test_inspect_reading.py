@@ -214,3 +214,15 @@ def test_a_dead_fc_without_a_gate_exits_0(tmp_path, capsys) -> None:
 
     assert cli.run(["inspect", str(save_fc(tmp_path, np.zeros(SHAPE, np.float32)))]) == 0
     assert "DEAD" in capsys.readouterr().out
+
+
+def test_an_fc_of_whole_numbers_is_told_by_its_dtype(tmp_path) -> None:
+    path = write_safetensors(tmp_path / "fc.safetensors", {"fc.weight": np.ones((2, 6), np.uint8)}, {"fc.weight": "I8"})
+    with pytest.raises(CheckpointError, match=r"fc\.weight I8 \[2, 6\]"):
+        inspect_checkpoint(path)
+
+
+@pytest.mark.parametrize("points", [("4", "2", "6"), ("-2", "2", "6")])
+def test_blocks_are_named_in_the_order_of_the_columns(tmp_path, points) -> None:
+    with pytest.raises(UsageError, match="ascending"):
+        inspect_checkpoint(save_fc(tmp_path / "c", uniform((8, 24), 0)), points=points)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from fc_builders import low_rank, save_fc, start_std, uniform
 
+from eagle3lab.inspection import inspect_checkpoint
 from eagle3lab.inspection.layout import find_fc
 from eagle3lab.inspection.spectrum import edges, exact_spectrum, spectrum
 from eagle3lab.inspection.tensorfile import open_checkpoint
@@ -77,3 +78,11 @@ def test_a_degenerate_matrix_ends_early(tmp_path) -> None:
     assert fast[0].stable_rank[1] == pytest.approx(1.0, rel=1e-4) and fast[0].effective_rank == pytest.approx(
         1, rel=0.05
     )
+
+
+@pytest.mark.parametrize("kind", ["fast", "exact"])
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_zeros_and_two_equal_rows(tmp_path, kind: str, value: float) -> None:
+    path = save_fc(tmp_path / "c", np.full((2, 6), value, np.float32))
+    spectra = inspect_checkpoint(path, spectrum=kind).spectra
+    assert [round(s.largest, 6) for s in spectra if s.point == "all"] == ([] if value == 0 else [round(12**0.5 / 2, 6)])

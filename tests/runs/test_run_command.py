@@ -33,6 +33,7 @@ def call(capfd):
         (("run", "-p", "preset=quick"), "--preset quick"),
         (("run", "--max-minutes", "0"), "--max-minutes 0"),
         (("run", "--max-minutes", "nan"), "--max-minutes nan"),
+        (("train", "--max-minutes", "-1"), "--max-minutes -1"),
         (("run", "--resume", "/nowhere"), "no run directory '/nowhere'"),
         (("report", "nothing"), "no run directory 'nothing'"),
         (("runs", "prune", "--keep", "-1"), "--keep -1"),

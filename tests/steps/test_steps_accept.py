@@ -9,6 +9,8 @@ import torch
 
 from eagle3lab import cli
 from eagle3lab.acceptance.sampling_head import TargetEnds, read_target_ends
+from eagle3lab.acceptance.served_engines import Answer, SGLang
+from eagle3lab.acceptance.served_http import Client, TransientError
 from eagle3lab.core.errors import AcceptanceError, FetchError, UsageError
 from eagle3lab.steps import accept_decode, accept_replay
 from eagle3lab.steps.accept_decode import Drafting
@@ -174,3 +176,44 @@ def test_bad_words_are_one_line_and_exit_2(words, capfd):
     assert cli.run(["accept", *words]) == 2
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("eagle3lab: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--min-accept-length", "nan"], "--min-accept-length nan"),
+        (["--temperature", "nan"], "--temperature nan"),
+        (["--temperature", "-1"], "--temperature -1"),
+        (["--seed", "-1"], "--seed -1"),
+        (["--limit", "-1"], "--limit -1"),
+        (["--limit", "0"], "--limit 0"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["served", "decode"])
+def test_numbers_that_mean_nothing_are_refused(kind, words, told, prompts, capfd):
+    """None of them is taken for another one: NaN would pass every gate, -1 would leave the last prompt out."""
+    place = ["http://127.0.0.1:9"] if kind == "served" else ["--draft", "nowhere"]
+    assert cli.run(["accept", kind, *place, "--prompts", prompts, *words]) == 2
+    assert told in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:99999", "http://a b", "http://[::1"])
+def test_a_url_that_is_none_is_one_line(url, prompts, capfd):
+    assert cli.run(["accept", "served", url, "--prompts", prompts, "--raw"]) == 2
+    assert "server URL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--out", "."], ["--resume", "."], ["--timeout", "nan"]])
+def test_places_are_asked_for_before_anything_is_sent(words, prompts, capfd):
+    with running() as fake:
+        assert cli.run(["accept", "served", fake.url, "--prompts", prompts, "--raw", *words]) == 2
+    out, err = capfd.readouterr()
+    assert out == "" and err.count("\n") == 1
+
+
+def test_counters_of_another_type_are_no_answer():
+    engine = SGLang(Client("http://127.0.0.1:9"), {"speculative_num_steps": "3"}, "EAGLE3")
+    with pytest.raises(TransientError, match="completion_tokens '3'"):
+        engine.read(Answer(), {"text": "a", "meta_info": {"completion_tokens": "3"}})
+    meta = {"spec_verify_ct": 2, "spec_num_correct_drafts": 1, "spec_correct_drafts_histogram": [1, 1]}
+    assert engine.counts("p", meta).accepted == 1

@@ -15,6 +15,7 @@ from eagle3lab import cli
 from eagle3lab.core.errors import ProfileError, ServerError, UsageError
 from eagle3lab.steps.serve import prepare, serve
 from eagle3lab.targets.engine import free_port
+from eagle3lab.targets.profiles import PROFILE_FOLDER
 
 FAKE_SERVER = Path(__file__).parents[1] / "targets" / "fake_server.py"
 H, V, VD = 576, 49152, 1024
@@ -99,6 +100,12 @@ def test_simulated_acceptance_in_the_environment_is_seen(drafter: str, monkeypat
         ({"gpu_memory": "64GiB"}, ServerError, "12.0 GiB lack"),
         ({"gpu_memory": "80GiB", "context": 200_000}, ServerError, "does not fit"),
         ({"gpus": 7, "gpu_memory": "192GiB"}, ServerError, "7 GPUs"),
+        ({"gpus": 0}, UsageError, "--gpus 0"),
+        ({"context": 0}, UsageError, "--context 0"),
+        ({"steps": -1, "draft": "D"}, UsageError, "--steps -1"),
+        ({"steps": 3}, UsageError, "--steps 3 without --draft"),
+        ({"port": 70_000}, UsageError, "--port 70000"),
+        ({"model_path": ""}, UsageError, "--model-path is empty"),
         ({"profile": "nope"}, ProfileError, "nope"),
         ({"extra": ["--no-such-option"]}, UsageError, "--no-such-option"),
         ({"python": "/no/such/python"}, UsageError, "/no/such/python"),
@@ -107,6 +114,24 @@ def test_simulated_acceptance_in_the_environment_is_seen(drafter: str, monkeypat
 def test_refused_before_anything_starts(arguments: dict, error: type[Exception], named: str) -> None:
     with pytest.raises(error, match=named):
         prepare(**{"profile": "kimi-k2.5", **arguments})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("points = [2, 30, 58]", "points = [58, 30, 2]", r"model\.points: .*not ascending"),
+        ("points = [2, 30, 58]", "points = [2, 30, 62]", r"model\.points: .*out of range"),
+        ('family = "kimi_k25"', 'family = "kimi_k2.5"', r"model\.family: .*did you mean"),
+        ("gpus = 8", 'gpus = "8"', "plan: .*gpus is '8'"),
+        ("tensor_parallel = 8", "tensor_parallel = 0", "serve: .*tensor_parallel is 0"),
+    ],
+)
+def test_a_profile_of_no_target_is_refused(tmp_path: Path, old: str, new: str, named: str) -> None:
+    text = (PROFILE_FOLDER / "kimi-k2.5.toml").read_text()
+    assert old in text
+    (tmp_path / "p.toml").write_text(text.replace(old, new))
+    with pytest.raises(ProfileError, match=named):
+        prepare(profile=str(tmp_path / "p.toml"))
 
 
 @pytest.fixture

@@ -99,7 +99,12 @@ def test_grouped_kv_is_split_until_heads_run_out() -> None:
     [
         ({"hidden_size": None}, "hidden_size"),
         ({"num_hidden_layers": "61"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_attention_heads": 0, "head_dim": None}, "num_attention_heads"),
+        ({"max_position_embeddings": "40960"}, "max_position_embeddings"),
+        ({"n_routed_experts": 4, "mlp_only_layers": 1}, "mlp_only_layers"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings"),
         ({"dtype": "int3"}, "int3"),
         ({"quantization_config": {"quant_method": "fancy"}}, "fancy"),
         ({"quantization_config": {"quant_method": "fp8", "weight_block_size": 3}}, "quantization_config"),

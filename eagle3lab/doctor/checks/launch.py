@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
+from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.tensor_names import strip_prefix
 from eagle3lab.doctor.views import Draft, draft_of, target_of, whole
@@ -76,6 +77,8 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
                 needed="EAGLE3",
             )
         return
+    if UNKNOWN.search(given):
+        return  # said when it was read
     name = given.upper()
     if name not in ALGORITHMS:
         close = difflib.get_close_matches(name, ALGORITHMS, n=3, cutoff=0.6)
@@ -146,6 +149,14 @@ def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
     config = speculative_config(launch)
     signs, fc_in, state = eagle3_evidence(facts, draft_of(facts))
     method = config.get("method")
+    text = launch.value("speculative-config")
+    if text and not config and not UNKNOWN.search(text):
+        yield error(
+            "--speculative-config",
+            f"{text[:80]!r} is no JSON object: vLLM does not start",
+            actual=text[:80],
+            fix='--speculative-config \'{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}\'',
+        )
     if not config or not signs:
         return
     if method is None:

@@ -28,13 +28,18 @@ def acceptance(facts: Facts) -> Iterator[Finding]:
     if log.simulated is not None:
         text = f"SGLANG_SIMULATE_ACC_LEN={log.simulated:g}: the acceptance in this log is invented by the server"
         yield error("log", text, actual=log.simulated, fix="unset SGLANG_SIMULATE_ACC_LEN", refuse=True)
-    if log.counts is not None:
+    if log.impossible is not None:
+        yield error("log", log.impossible, fix="read the log again, from one server and without edits")
+    elif log.counts is not None:
         yield judged(log.counts, "log")
     elif log.gauges:
         yield _gauges(log)
     elif log.engine is not None:
         text = "acceptance is unknown: the log holds no acceptance line"
         yield info("log", text, accept_length=None, accept_rate=None, reasons=["speculation off", "no decode yet"])
+    elif str(facts.get("log") or "").strip():
+        text = "acceptance is unknown: no line of SGLang or vLLM that is known is in the log"
+        yield info("log", text, accept_length=None, accept_rate=None, reasons=["another program's log"])
 
 
 def _gauges(log: ServerLog) -> Finding:

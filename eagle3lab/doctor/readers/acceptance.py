@@ -62,6 +62,10 @@ def add(parsed: Any, source: str, facts: Facts) -> None:
         facts.put("meta_info", dict(parsed), source)
     elif "counts" in parsed or "sets" in parsed:
         facts.put("acceptance", dict(parsed), source)
+    elif not parsed:
+        raise UsageError(
+            f"{source} holds nothing", rule="an acceptance number", fix="eagle3lab accept ... --json > FILE"
+        )
     else:
         for name, fact in parsed.items():
             if str(name) not in VOCABULARY:

@@ -1,21 +1,22 @@
 """Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and `launch_args`.
 
-`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell line
-breaks, quotes and comments, `VAR=value` in front of the command, and YAML or JSON config files of the same flags. Only
-the text is read; nothing is executed and no variable is expanded.
+`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell scripts
+with variables and other commands around the server's, and YAML or JSON config files of the same flags. Only the text is
+read and nothing is executed: a variable is known when the text itself sets it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers import shell
 from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
 from eagle3lab.doctor.run import existing
 
@@ -27,7 +28,10 @@ ALIASES = {
     "pipeline-parallel-size": "pp",
     "speculative-draft-model": "speculative-draft-model-path",
     "speculative-algo": "speculative-algorithm",
+    "sc": "speculative-config",
 }
+SHORT = ("-sc", "-tp", "-pp", "-dp")
+"""Options of vLLM with one dash; every other word with one dash is taken for a value."""
 KNOWN = (
     "model-path",
     "tp",
@@ -115,7 +119,7 @@ def parse_args(args: Any) -> Launch:
     loose: list[str] = []
     current: str | None = None
     for word in words:
-        if word.startswith("--") and len(word) > 2:
+        if (word.startswith("--") and len(word) > 2) or word in SHORT:
             flag, equals, value = word.partition("=")
             current = canonical(flag)
             flags[current] = [value] if equals else []
@@ -131,12 +135,37 @@ def parse_args(args: Any) -> Launch:
 
 
 def split_words(text: str) -> list[str]:
-    """Words of a shell command: line continuations joined, quotes and comments honoured, nothing expanded."""
-    joined = re.sub(r"\\\r?\n", " ", text.replace("\r\n", "\n"))
+    """Words of the server's command in a shell text, the assignments before it first."""
+    return _server(text)[0]
+
+
+def _server(text: str) -> tuple[list[str], int]:
+    """(words of the server's command with the assignments before it, how many other servers the text starts).
+
+    The server is the last command with speculative and model flags, else with either, else the whole text.
+    """
     try:
-        return shlex.split(joined, comments=True)
+        found = shell.commands(text)
+        for line in list(found):
+            for option, word in itertools.pairwise(line):
+                if re.fullmatch(r"-\w*c", option):  # bash -lc "python3 -m sglang.launch_server ..."
+                    found += shell.commands(word)
     except ValueError as error:
         raise ReadError(f"the launch line has an open quote ({error})", rule="quotes come in pairs") from error
+    for flags in (("--speculative", "--model"), ("--speculative",), ("--model",)):
+        servers = [n for n, line in enumerate(found) if all(any(w.startswith(f) for w in line) for f in flags)]
+        if servers:
+            before = [word for line in found[: servers[-1]] for word in _settings(line)]
+            unset = {name for line in found[: servers[-1]] if line[0] == "unset" for name in line[1:]}
+            kept = [word for word in before if word.partition("=")[0] not in unset]
+            return kept + found[servers[-1]], len(servers) - 1
+    return [word for line in found for word in line], 0
+
+
+def _settings(line: list[str]) -> list[str]:
+    """The assignments of a command that is nothing but assignments, or `export` of them."""
+    words = line[1:] if line[0] == "export" else line
+    return words if all(_ENV.match(word) for word in words) else []
 
 
 def engine_of(args: Any) -> str:
@@ -181,14 +210,23 @@ def read(value: str, facts: Facts) -> None:
         if is_path and path.suffix.lower() in (".yaml", ".yml", ".json"):
             parsed = parse_json(text, source).value if path.suffix.lower() == ".json" else parse_yaml(text, source)
             args, env = _from_config(parsed, source)
+        elif listed := re.fullmatch(r"\s*(?:CMD|ENTRYPOINT)?\s*(\[\s*\".*\])\s*", text, re.DOTALL):
+            args, env = _from_config(parse_json(listed[1], source).value, source)
         else:
-            args, env = _from_command(split_words(text))
+            words, others = _server(text)
+            args, env = _from_command(words)
+            if others:
+                facts.could_not(f"{others} more launch lines in {source}", "one server is checked, the last one",
+                                fix="give each launch line by itself")  # fmt: skip
     except ReadError as error:
         facts.broken("launch line", error.what, fix="correct the launch line")
         return
-    if not args:
+    if not any(word.startswith("-") for word in args):
         raise UsageError(f"no flags in {source}", rule="a launch line has --flags", fix="paste the whole command")
     facts.put("launch_args", args, source)
+    if unknown := sorted({word for word in args if shell.UNKNOWN.search(word)}):
+        facts.could_not(f"{', '.join(unknown)[:120]} in {source}", "nothing in the text says what it stands for",
+                        fix="paste the command as it is run: set -x prints it")  # fmt: skip
     named = parse_args(args).value("config")
     if named:
         facts.could_not(f"the flags in {named[:120]}", "a launch line is read, not the files that it names",
@@ -229,7 +267,9 @@ def _container(parsed: Any) -> tuple[list[str], dict[str, str]] | None:
             for key in ("entrypoint", "command", "args"):
                 value = item.get(key)
                 words += split_words(value) if isinstance(value, str) else []
-                words += [str(word) for word in value] if isinstance(value, list) else []
+                for word in value if isinstance(value, list) else ():
+                    script = isinstance(word, str) and words and re.fullmatch(r"-\w*c", words[-1])
+                    words += split_words(word) if script else [str(word)]
             if any(re.match(r"--(model|speculative)", word) for word in words):
                 return words, _variables(item.get("environment", item.get("env")))
             stack.extend(reversed(list(item.values())))
@@ -280,6 +320,8 @@ def read_env(value: str, facts: Facts) -> None:
     except ReadError as error:
         facts.broken(str(path), error.what, fix=f"env > {path}")
         return
+    if not parsed:
+        facts.could_not(str(path), "it holds no NAME=value line", fix=f"env > {path}")
     facts.put("env", {str(name): item for name, item in parsed.items()}, str(path))
 
 
@@ -290,5 +332,7 @@ def parse_env(text: str) -> dict[str, str]:
         line = line.strip().removeprefix("export ").strip()
         if _ENV.match(line):
             name, _, item = line.partition("=")
+            if item.lstrip()[:1] not in ("'", '"'):
+                item = re.sub(r"\s#.*", "", item)  # a comment, as dotenv files have it
             found[name] = item.strip().strip("'\"")
     return found

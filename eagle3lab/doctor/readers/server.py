@@ -59,7 +59,10 @@ def read(value: str, facts: Facts) -> None:
 
 
 def _base(value: str) -> str:
-    parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
+    try:
+        parts = urllib.parse.urlsplit(value if "://" in value else f"http://{value}")
+    except ValueError:  # a bracket that is not closed
+        parts = urllib.parse.urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
             f"--server {value[:120]!r} is no URL", rule="http://HOST:PORT", fix="--server http://127.0.0.1:30000"
