@@ -4,7 +4,8 @@ In a small drafter the head is most of the work of a step: every supervised toke
 each of K depths. Nearly all of the teacher's probability lies on a few hundred of them. A step over a part of the rows
 is a soft cross-entropy in a smaller draft vocabulary, made anew each step: exact in itself, and cheaper by the share
 of rows left out. Every token that stands in the batch is in, so no supervised pair is lost; rows drawn by chance keep
-the rare ones from drifting up unseen. What it changes in accept length is in the log of results.
+the rare ones from drifting up unseen, and the last steps run over all rows, which sets right what drifted. What it
+changes in accept length is in the log of results.
 """
 
 from __future__ import annotations
@@ -25,15 +26,18 @@ class HeadRows:
         counts: int64 [Vd], how often every draft token occurs in the training text.
         lookup: int64 [V], target id -> draft id, -1 = out of the draft vocabulary.
         size: rows of a step; more when the text itself has more tokens.
+        stop: first step that runs over all rows.
     """
 
-    def __init__(self, counts: Tensor, lookup: Tensor, size: int, seed: int) -> None:
-        self.vocabulary, self.lookup, self.size, self.seed = len(counts), lookup, size, seed
+    def __init__(self, counts: Tensor, lookup: Tensor, size: int, seed: int, stop: int) -> None:
+        self.vocabulary, self.lookup, self.size, self.seed, self.stop = len(counts), lookup, size, seed, stop
         # stable: of equally frequent tokens the lower id, as in the draft vocabulary itself
         self.frequent = counts.argsort(descending=True, stable=True)[: int(size * FREQUENT_SHARE)]
 
-    def __call__(self, step: int, input_ids: Tensor) -> Tensor:
-        """int64 [R], rows of step `step` in ascending order; input_ids: all tokens of its batch, on every rank."""
+    def __call__(self, step: int, input_ids: Tensor) -> Tensor | None:
+        """int64 [R], rows of step `step` in ascending order, None = all; input_ids: of its whole batch, all ranks'."""
+        if step >= self.stop:
+            return None
         own = self.lookup[input_ids]
         chosen = torch.zeros(self.vocabulary, dtype=torch.bool)
         chosen[self.frequent] = True

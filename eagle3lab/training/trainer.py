@@ -68,6 +68,8 @@ class TrainSettings:
     """Base of the step weights; None = the convention's."""
     head_rows: int = 0
     """Rows of the head that a step's loss is taken over (`training.head_rows`); 0 = all."""
+    full_head_share: float = 0.1
+    """Last share of the steps, over all rows whatever `head_rows` says."""
     precision: Literal["bf16", "fp32"] = "bf16"
     train_lm_head: bool = True
     seed: int = 0
@@ -156,7 +158,8 @@ class Trainer:
         lookup = drafter.draft_ids(torch.arange(drafter.config.vocab_size, device=drafter.d2t.device))
         rows = None
         if 0 < s.head_rows < drafter.config.draft_vocab_size:
-            rows = HeadRows(self._token_counts(lookup.cpu()), lookup.cpu(), s.head_rows, s.seed)
+            stop = s.steps - round(s.full_head_share * s.steps)
+            rows = HeadRows(self._token_counts(lookup.cpu()), lookup.cpu(), s.head_rows, s.seed, stop)
         self.reader = Reader(
             store, self.plan, s.convention, s.ttt_steps, decay=s.step_decay, final_norm=norm, head_rows=rows,
             rank=self.world.rank, ranks=self.world.size,

@@ -30,7 +30,7 @@ def straight(states, tmp_path_factory):
 def chooser(size: int, vocabulary: int = 2000) -> HeadRows:
     """Token 2i is draft token i, odd tokens are out of the vocabulary; the higher the id the more frequent."""
     lookup = torch.where(torch.arange(2 * vocabulary) % 2 == 0, torch.arange(2 * vocabulary) // 2, -1)
-    return HeadRows(torch.arange(vocabulary), lookup, size, seed=3)
+    return HeadRows(torch.arange(vocabulary), lookup, size, seed=3, stop=10)
 
 
 def test_frequent_ones_the_texts_own_and_drawn_ones() -> None:
@@ -49,6 +49,12 @@ def test_a_text_with_more_tokens_than_rows_keeps_all_of_them() -> None:
     assert set(range(400)) <= set(rows.tolist()) and len(rows) % 128 == 0
     assert len(rows) >= 400 + 170 + 32, "its own, the frequent and an eighth of 256 drawn"
     assert len(chooser(256, 300)(0, torch.arange(0, 600, 2))) == 300, "never more than there are"
+
+
+def test_the_last_steps_run_over_all_rows(states: Path, tmp_path: Path) -> None:
+    assert chooser(512)(9, torch.tensor([0])) is not None and chooser(512)(10, torch.tensor([0])) is None
+    made = jobs.trainer(states, tmp_path, **SOME, full_head_share=0.25)
+    assert [made.reader(step).rows is None for step in range(12)] == [False] * 9 + [True] * 3
 
 
 def test_places() -> None:
