@@ -1,14 +1,13 @@
 """What moves accept length: one training a change, each with the same work, judged on the same held-back conversations.
 
-    python benchmarks/bench_quality.py [--arms base,lr-6e-3] [--operations 30] [--threads 1]
+    python benchmarks/bench_quality.py [--arms base,lr-6e-3] [--operations 12] [--threads 1]
         [--json benchmarks/results/quality-smollm2.json]
 
-The data are those of the preset `default`: its 560 conversations of the embedded target. Judged by teacher-forced
-replay along the decode path (k = 3) on 300 other conversations that no arm trains on. Work is counted in TFLOP that
-have to be computed (`eagle3lab.training.estimate.step_flops`), so an arm whose step costs twice as much gets half the
-steps; the measured seconds stand beside it. Differences to `base` are paired by conversation, 95 % bootstrap; that
-interval covers the choice of conversations only, `seed-1` shows what another seed does. The states of all points are
-made once, in memory.
+The data are 560 conversations of the embedded target. Judged by teacher-forced replay along the decode path (k = 3) on
+300 other conversations that no arm trains on. Work is counted in TFLOP that have to be computed
+(`eagle3lab.training.estimate.step_flops`), so an arm whose step costs twice as much gets half the steps; the measured
+seconds stand beside it. Differences to `base` are paired by conversation, 95 % bootstrap; that interval covers the
+choice of conversations only, `seed-1` shows what another seed does. The states of all points are made once, in memory.
 Results are added to the JSON file; an arm that stands there with the same settings is not trained again.
 """
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -47,7 +47,7 @@ from eagle3lab.training.estimate import step_flops
 from eagle3lab.training.trainer import Trainer, TrainSettings
 
 HERE = Path(__file__).resolve().parent
-JUDGED = 300
+TRAINED, JUDGED = 560, 300
 K = 3
 
 
@@ -69,6 +69,10 @@ class Arm:
 
 ARMS = {
     "base": Arm(),
+    "head-rows": Arm(settings={"head_rows": 1536}),
+    "head-rows-always": Arm(settings={"head_rows": 1536, "full_head_share": 0.0}),
+    "head-rows-vocab-16384": Arm(settings={"head_rows": 1536}, draft_vocab_size=16384),
+    "head-rows-K-2": Arm(settings={"head_rows": 1536, "ttt_steps": 2}),
     "points-2-15-29": Arm(points=(2, 15, 29)),
     "wide-mlp-2x": Arm(wide=2),
     "prompts-too": Arm(all_tokens=True),
@@ -129,13 +133,13 @@ class Remembered:
 
 
 def load(profile: Profile) -> tuple[Target, Corpus, Corpus]:
-    """The target, the corpus of `default`, and one that has JUDGED conversations more."""
+    """The target, the corpus that is trained on, and one that has JUDGED conversations more."""
     target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
     end = target.tokenizer.convert_tokens_to_ids(profile.chat.turn_end)
     weights = weight_hash(fetched_folder(profile))
     replies = load_replies(data_folder() / "replies", target.tokenizer, weight_sha256=weights, eos_id=end)
-    size = find_preset("default").train_samples
-    small, large = (build_corpus(target.tokenizer, replies, samples=n, greedy=True) for n in (size, size + JUDGED))
+    sizes = (TRAINED, TRAINED + JUDGED)
+    small, large = (build_corpus(target.tokenizer, replies, samples=size, greedy=True) for size in sizes)
     return target, small, large
 
 
@@ -190,7 +194,12 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         trial = Trainer(drafter, target, view, train_on, [], settings, Path(folder))
         shares = [trial.reader(step) for step in range(24)]
-        cost = sum(step_flops(drafter, one.batch, one.bare, settings.ttt_steps) for one in shares) / len(shares)
+        some, every = (
+            statistics.mean(step_flops(drafter, s.batch, s.bare, settings.ttt_steps, rows(s)) for s in shares)
+            for rows in (lambda s: None if s.rows is None else len(s.rows), lambda s: None)
+        )
+        full = settings.full_head_share if settings.head_rows else 1.0
+        cost = full * every + (1 - full) * some
         settings = dataclasses.replace(settings, steps=round(operations * 1e12 / cost))
         trainer = Trainer(drafter, target, view, train_on, [], settings, Path(folder), note=lambda _: None)
         begun = time.monotonic()
@@ -211,7 +220,7 @@ def main() -> None:
     """Parse words, train what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS))
-    parser.add_argument("--operations", type=float, default=30, help="TFLOP of one training")
+    parser.add_argument("--operations", type=float, default=12, help="TFLOP of one training")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path, default=HERE / "results" / "quality-smollm2.json")
     words = parser.parse_args()

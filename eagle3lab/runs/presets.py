@@ -61,7 +61,7 @@ PRESETS = {
         ),
         Preset(
             name="default",
-            train_samples=560,
+            train_samples=480,
             train_steps=1300,
             batch_tokens=256,
             draft_vocab_size=8192,

@@ -101,7 +101,7 @@ def train_settings(preset: Preset, seed: int, convention: Convention = "served")
         head_rows=preset.head_rows,
         seed=seed,
         convention=convention,
-        checkpoint_every=max(50, preset.train_steps // 10),
+        checkpoint_every=max(50, preset.train_steps // 8),
         evaluate_every=max(1, preset.train_steps // 5),
     )
 
