@@ -62,7 +62,7 @@ PRESETS = {
         Preset(
             name="default",
             train_samples=480,
-            train_steps=1300,
+            train_steps=1400,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=3,
