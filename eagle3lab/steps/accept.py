@@ -34,7 +34,7 @@ from eagle3lab.targets.profiles import load_profile
 
 MEANINGLESS = "random target: acceptance has no meaning"
 """Stands in `metrics.json` (`meaningless`) and in the report instead of a headline."""
-SPEED_PROMPTS, SPEED_TOKENS = 3, 48
+SPEED_PROMPTS, SPEED_TOKENS = 3, 32
 """Prompts decoded one at a time, with and without the drafter, for tokens a second, and new tokens of each."""
 
 

@@ -102,7 +102,7 @@ def train_settings(preset: Preset, seed: int, convention: Convention = "served")
         seed=seed,
         convention=convention,
         checkpoint_every=max(50, preset.train_steps // 8),
-        evaluate_every=max(1, preset.train_steps // 5),
+        evaluate_every=max(1, preset.train_steps // 4),
     )
 
 
