@@ -61,7 +61,7 @@ PRESETS = {
         ),
         Preset(
             name="default",
-            train_samples=400,
+            train_samples=480,
             train_steps=1400,
             batch_tokens=256,
             draft_vocab_size=8192,
