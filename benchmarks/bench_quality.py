@@ -99,6 +99,8 @@ ARMS = {
 class Remembered:
     """States of every point in memory; a view of it gives those of some (`States`)."""
 
+    live = False
+
     def __init__(self, samples: dict[int, Sample], manifest: StatesManifest) -> None:
         self.samples, self.manifest, self.all_tokens = samples, manifest, False
         self.columns: list[int] = []

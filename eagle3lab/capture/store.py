@@ -134,6 +134,8 @@ class Store:
         StoreError: not a complete capture, other points, or a shard that is damaged (named).
     """
 
+    live = False
+
     def __init__(self, folder: Path, *, points: list[int] | None = None, verify: bool = False) -> None:
         self.folder, self.manifest = folder, read_manifest(folder)
         if len(self.manifest.shards) != self.manifest.planned_shards:

@@ -25,9 +25,13 @@ Made = TypeVar("Made")
 
 
 class States(Protocol):
-    """Where samples come from: `Store`, one that is still being captured, or the target itself."""
+    """Where samples come from: `Store`, one that is still being captured, or the target itself.
+
+    live: the target computes a sample when it is asked for.
+    """
 
     manifest: StatesManifest
+    live: bool
 
     def __len__(self) -> int: ...
 
@@ -199,10 +203,24 @@ class Reader:
         return Share(batch, bare, sum(lengths[m] for m in members), rows)
 
 
-def ahead(make: Callable[[int], Made], steps: Iterable[int]) -> Iterator[tuple[int, Made]]:
-    """Yield `(step, make(step))`; the next one is made by a thread while the caller works on this one."""
-    # Its copies on one core: a second team of threads beside the caller's would spin against it (1.5 times as slow).
-    with ThreadPoolExecutor(1, thread_name_prefix="reader", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+def _stay_on_one_core() -> None:
+    """For the calling thread. The first question makes PyTorch give it the common number, which must come before."""
+    torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+def ahead(make: Callable[[int], Made], steps: Iterable[int], *, one_core: bool = True) -> Iterator[tuple[int, Made]]:
+    """Yield `(step, make(step))`; the next one is made by a thread while the caller works on this one.
+
+    Args:
+        one_core: of that thread: a second team of threads beside the caller's would only wait for the cores (a step on
+            two cores took 1.5 times as long). False where `make` has much to compute.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool:
+        if one_core:
+            own = torch.get_num_threads()
+            pool.submit(_stay_on_one_core).result()
+            torch.set_num_threads(own)  # which is also what other new threads begin with
         waiting = None
         for step in steps:
             coming = (step, pool.submit(make, step))

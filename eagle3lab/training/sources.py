@@ -34,6 +34,8 @@ class OnlineStates:
         manifest: what the states would be captured with.
     """
 
+    live = True
+
     def __init__(self, target: Target, samples: Sequence[Rendered], manifest: StatesManifest) -> None:
         self.target, self.samples, self.manifest = target, samples, manifest
 
@@ -66,6 +68,8 @@ class FollowedStates:
     Raises:
         StoreError: the folder is captured with something else, a shard does not hold its samples, or nobody captures.
     """
+
+    live = False
 
     def __init__(
         self,

@@ -262,7 +262,7 @@ class Trainer:
         if result.steps_done == 0:
             self.snapshot(0)
             self.evaluate(0)
-        for step, share in ahead(self.reader, range(result.steps_done, s.steps)):
+        for step, share in ahead(self.reader, range(result.steps_done, s.steps), one_core=not self.store.live):
             done = step + 1
             told = done % s.log_every == 0 or done == s.steps
             meter.count(share)

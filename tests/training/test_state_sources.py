@@ -16,7 +16,7 @@ from eagle3lab.core.errors import StoreError
 from eagle3lab.core.files import folder_lock
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.training import sources
-from eagle3lab.training.batches import BatchPlan
+from eagle3lab.training.batches import BatchPlan, ahead
 from eagle3lab.training.sources import FollowedStates, OnlineStates
 from eagle3lab.training.trainer import Trainer, TrainSettings, Watching
 from tests.tiny import VOCAB, tiny_drafter, tiny_target
@@ -156,3 +156,14 @@ def test_other_inputs_and_other_tokens_are_refused(target, corpus, shards, store
     swapped = [Rendered(list(reversed(sample.input_ids)), sample.loss_mask) for sample in corpus]
     with pytest.raises(StoreError, match="other tokens than sample 0"):
         follow(jobs.manifest(len(shards)), swapped)[0]
+
+
+def test_the_reader_leaves_the_other_cores_to_the_training():
+    """Two teams of OpenMP threads on the same cores wait for each other: a step took 1.5 times as long."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        seen = [(made, torch.get_num_threads()) for _, made in ahead(lambda _: torch.get_num_threads(), range(3))]
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [(1, 3)] * 3, "one thread in the reader, three in the caller"
