@@ -39,8 +39,9 @@ BARELY = 1.10
 def answer(facts: Facts) -> Iterator[Finding]:
     """Counts of one SGLang answer; absent counters are unknown, never zero."""
     meta = mapping(facts.get("meta_info"))
+    tokens = whole(facts.get("draft_tokens"))
     try:
-        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")))
+        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")), draft_tokens=tokens)
     except AcceptanceError as problem:
         yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
         return
