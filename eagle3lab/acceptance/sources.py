@@ -94,6 +94,11 @@ def from_sglang_meta_info(
             rule=f"verify steps x (draft tokens - 1) = {counts.verify_steps * (draft_tokens - 1)}",
             fix="ask the server again, and read --speculative-num-draft-tokens of the same server",
         )
+    if draft_tokens and counts.accepted > counts.verify_steps * (draft_tokens - 1):
+        raise AcceptanceError(
+            f"{prompt + ': ' if prompt else ''}{counts.accepted} drafts accepted in {counts.verify_steps} verify steps",
+            rule=f"at most draft tokens - 1 = {draft_tokens - 1} in each",
+        )
     return counts
 
 

@@ -45,8 +45,9 @@ def given_tokens(facts: Facts) -> Iterator[Finding]:
     names = ("steps", "topk", "draft_tokens")
     steps, topk, tokens = (whole(facts.get(name)) for name in names)
     for name, value in zip(names, (steps, topk, tokens), strict=True):
-        if value is not None and value < 1:
-            yield error(name, f"{name} is {value}, needed: 1 or more", actual=value)
+        given = facts.get(name)
+        if given is not None and (value is None or value < 1):
+            yield error(name, f"{name} is {given}, needed: a whole number of 1 or more", actual=given)
     yield from chain(steps, topk, tokens, "draft_tokens")
 
 
