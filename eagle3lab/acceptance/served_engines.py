@@ -23,8 +23,8 @@ ALIASES = {"nextn": "eagle"}
 SGLANG_FACTS = (
     "model_path", "tokenizer_path", "revision", "dtype", "quantization", "kv_cache_dtype", "tp_size", "dp_size",
     "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps", "speculative_eagle_topk",
-    "speculative_num_draft_tokens", "attention_backend", "max_running_requests", "context_length",
-    "disable_radix_cache", "version",
+    "speculative_num_draft_tokens", "speculative_adaptive", "attention_backend", "max_running_requests",
+    "context_length", "disable_radix_cache", "version",
 )  # fmt: skip
 SPEC_FIELDS = re.compile(r"^(spec_|completion_tokens$|prompt_tokens$|cached_tokens$)")
 _METHOD = re.compile(r"method['\"]?\s*[=:]\s*['\"]([\w-]+)")
@@ -125,8 +125,13 @@ class SGLang(Engine):
 
     def counts(self, prompt: str, meta: dict[str, Any]) -> AcceptanceCounts | None:
         """Counters of one answer; None when it carries none."""
-        steps = self.report.get("speculative_num_steps")
-        return from_sglang_meta_info(meta, steps=steps if type(steps) is int else None, prompt=prompt)
+        steps, tokens = (self.report.get(f"speculative_num_{name}") for name in ("steps", "draft_tokens"))
+        return from_sglang_meta_info(
+            meta,
+            steps=steps if type(steps) is int else None,
+            draft_tokens=tokens if type(tokens) is int and not self.report.get("speculative_adaptive") else None,
+            prompt=prompt,
+        )
 
 
 class VLLM(Engine):

@@ -61,7 +61,7 @@ def refuse_simulated(environment: Mapping[str, str]) -> None:
 
 
 def from_sglang_meta_info(
-    meta: Mapping[str, Any], *, steps: int | None = None, prompt: str = ""
+    meta: Mapping[str, Any], *, steps: int | None = None, draft_tokens: int | None = None, prompt: str = ""
 ) -> AcceptanceCounts | None:
     """Counts of one SGLang answer, or None when it carries none (speculation off, older server, no verify step yet).
 
@@ -69,15 +69,16 @@ def from_sglang_meta_info(
         meta: `meta_info` of a /generate answer. Its `spec_accept_length` is not used: it is completion / verify steps,
             and the first completion token comes from prefill, so zero acceptance reads n / (n - 1), above 1.
         steps: --speculative-num-steps; pads the histogram, which SGLang ends at the longest run it saw.
+        draft_tokens: --speculative-num-draft-tokens; each verify step proposes one less.
 
     Raises:
-        AcceptanceError: the counters contradict each other.
+        AcceptanceError: the counters contradict each other, or the draft tokens.
     """
     found = {name: _first(meta, keys) for name, keys in _SGLANG_NAMES.items()}
     if found["verify_steps"] is None or found["accepted"] is None:
         return None
     histogram = found["histogram"]
-    return AcceptanceCounts(
+    counts = AcceptanceCounts(
         verify_steps=found["verify_steps"],
         accepted=found["accepted"],
         proposed=found["proposed"],
@@ -85,6 +86,20 @@ def from_sglang_meta_info(
         generated_tokens=meta.get("completion_tokens"),
         prompt=prompt,
     )
+    proposed = meta.get("spec_num_proposed_drafts")  # the older name is not counted in the same way everywhere
+    if draft_tokens and proposed is not None and proposed != counts.verify_steps * (draft_tokens - 1):
+        raise AcceptanceError(
+            f"{prompt + ': ' if prompt else ''}{proposed} drafts proposed in {counts.verify_steps} verify steps of "
+            f"{draft_tokens} draft tokens",
+            rule=f"verify steps x (draft tokens - 1) = {counts.verify_steps * (draft_tokens - 1)}",
+            fix="ask the server again, and read --speculative-num-draft-tokens of the same server",
+        )
+    if draft_tokens and counts.accepted > counts.verify_steps * (draft_tokens - 1):
+        raise AcceptanceError(
+            f"{prompt + ': ' if prompt else ''}{counts.accepted} drafts accepted in {counts.verify_steps} verify steps",
+            rule=f"at most draft tokens - 1 = {draft_tokens - 1} in each",
+        )
+    return counts
 
 
 def prefill_floor(completion_tokens: int) -> float | None:

@@ -18,7 +18,14 @@ from eagle3lab.capture.final_norm import read_final_norm
 from eagle3lab.capture.manifest import MANIFEST, StatesManifest, read_manifest
 from eagle3lab.capture.shards import Sample
 from eagle3lab.capture.specforge_format import read_specforge_folder, write_specforge
-from eagle3lab.capture.speculators_format import STATES, Row, read_speculators_folder, write_rows, write_speculators
+from eagle3lab.capture.speculators_format import (
+    STATES,
+    Row,
+    missing_rows,
+    read_speculators_folder,
+    write_rows,
+    write_speculators,
+)
 from eagle3lab.capture.store import Store
 from eagle3lab.core.errors import StoreError
 from eagle3lab.core.files import build_folder, require_space, write_text
@@ -96,6 +103,10 @@ def convert_states(source: Path, destination: Path, to: str, *, target: Path | N
         notes.append("the source names neither its target nor its points: nor does the result")
     elif to == "specforge" and len(manifest.points) != 3:
         notes.append(f"SpecForge trains on three points, these states have {len(manifest.points)}")
+    if kind == "speculators" and (absent := missing_rows(source))[0]:
+        notes.append(
+            f"{len(absent[0])} of {absent[1]} rows have no states and are left out, the first is {absent[0][0]}"
+        )
     return Moved(counted["samples"], counted["tokens"], None if manifest is None else manifest.points, notes)
 
 

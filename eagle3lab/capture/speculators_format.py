@@ -163,6 +163,12 @@ def read_speculators_folder(root: Path) -> Iterator[Sample]:
         yield read_speculators(path, number, rows[number])
 
 
+def missing_rows(root: Path) -> tuple[list[int], int]:
+    """(rows of the prepared dataset without states, how many rows it has): the trainer generates or skips those."""
+    rows, files = len(read_rows(root)), speculators_files(root)
+    return [number for number in range(rows) if number not in files], rows
+
+
 def _same_ids(path: Path, ids: Tensor, row: Row) -> None:
     found = ids.tolist()
     if found == row.input_ids:

@@ -22,7 +22,7 @@ _SETTING = r"""(?<![\w.]){name}['"]?\s*[=:]\s*(?:'([^']*)'|"([^"]*)"|([\w./:+-]+
 _FLAGS = (
     *("model_path", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps"),
     *("speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map", "attention_backend"),
-    *("speculative_draft_attention_backend", "context_length", "decode_log_interval"),
+    *("speculative_draft_attention_backend", "speculative_adaptive", "context_length", "decode_log_interval"),
 )
 _SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
 _VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")

@@ -36,6 +36,12 @@ MOST_JOBS = 10_000
 SWEPT = ("seed", *OVERRIDABLE)
 """Names that a job may set: the seed and the amounts of a preset."""
 
+AMOUNTS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("timeout_min", "nodes", "cpus_per_task", "tasks_per_node"), (int,)),
+    "mem_gb": (int, float),
+}
+"""Options that submitit 1.5 has for every cluster, of which there can be neither none nor fewer."""
+
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 
 
@@ -189,6 +195,10 @@ def _validated(value: Any, path: Path) -> SweepFile:
         raise UsageError(
             f"{path}: submitit has no timeout_min", rule="minutes of one job; submitit's own default is a few minutes"
         )
+    for name, value in file.submitit.items():
+        if name in AMOUNTS and (type(value) not in AMOUNTS[name] or not 0 < value < math.inf):
+            kind = "number" if float in AMOUNTS[name] else "whole number"
+            raise UsageError(f"{path}: submitit.{name} is {_short(value)}", rule=f"a {kind} above 0")
     if file.executor != "submitit" and file.submitit:
         raise UsageError(f"{path}: submitit options with executor: {file.executor}", rule="executor: submitit")
     return file

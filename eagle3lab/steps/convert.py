@@ -53,13 +53,22 @@ def convert(
     """Convert what lies in `source`: a drafter (`config.json`), or states (`manifest.json`, `*.ckpt`, `hs_*`).
 
     Raises:
-        UsageError: an unknown layout, or a source that is neither.
+        UsageError: an unknown layout, a source that is neither, or an option that this conversion would not read.
         CheckpointError, StoreError, PointsError: what the other side cannot express, or a broken source.
     """
     layout = check_layout(to)
     if not source.is_dir():
         raise UsageError(f"no folder {source}", rule="the source is a drafter's folder or a folder of states")
-    if (source / "config.json").is_file():
+    if target is not None and not target.exists():
+        raise UsageError(f"--target {target} is not there", rule="the target's folder")
+    drafter = (source / "config.json").is_file()
+    if verifier is not None and not (drafter and layout == "speculators"):
+        raise UsageError(
+            f"--verifier {verifier} with {'' if drafter else 'states and '}--to {layout}",
+            rule="a drafter's config of the layout speculators names its verifier, nothing else does",
+            fix="leave out --verifier, or --to speculators",
+        )
+    if drafter:
         from eagle3lab.drafter.convert import convert_checkpoint
 
         done = convert_checkpoint(
@@ -77,6 +86,8 @@ def convert(
             f"{source} has no config.json, manifest.json, *.ckpt or hs_*.safetensors",
             rule="the source is a drafter's folder or a folder of states",
         )
+    if unread := [name for name, value in (("--family", family), ("--blocks", blocks)) if value is not None]:
+        raise UsageError(f"{unread[0]} with captured states", rule="only a drafter's layer ids depend on it")
     moved = convert_states(source, destination, layout, target=target)
     return ConvertOutcome(
         "states",

@@ -28,7 +28,7 @@ from eagle3lab.runs.sweep import Job, Sweep, read_sweep
 from eagle3lab.runs.sweep_runs import RECORD, Row, finished_run, is_finished, runs_of, summary
 from eagle3lab.steps.output import table
 from eagle3lab.steps.sweep_job import result_path, write_job
-from eagle3lab.steps.sweep_launch import Launcher, LocalLauncher, SubmititLauncher
+from eagle3lab.steps.sweep_launch import Launcher, LocalLauncher, SubmititLauncher, check_options
 
 SCHEMA = "eagle3lab-sweep/1"
 
@@ -129,6 +129,8 @@ def sweep(
     if others := [row for row in rows if row.other_code]:
         note(f"finished runs by other code than this: {len(others)}; to run this sweep anew, rename its file")
     if dry_run:
+        if asked.file.executor == "submitit" and not check_options(asked.file.submitit):
+            note("submitit is not installed here: the names of its options were not checked")
         return SweepOutcome(rows, None, asked.repeated)
     launcher = _launcher(asked, at_once, folder)
     record = _Record(folder, asked, rows)

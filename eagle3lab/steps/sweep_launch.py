@@ -7,10 +7,12 @@ caller, and on a cluster by its queue.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -94,21 +96,7 @@ class SubmititLauncher:
     """
 
     def __init__(self, folder: Path, options: dict[str, Any]) -> None:
-        try:
-            import submitit
-        except ImportError as error:
-            raise UsageError(
-                "executor: submitit, but submitit is not installed", fix="pip install 'eagle3lab[cluster]'"
-            ) from error
-        options = dict(options)
-        try:
-            self._executor = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None))
-            self._executor.update_parameters(**options)
-        except Exception as error:  # submitit raises AssertionError, NameError, ValueError, RuntimeError and its own
-            text = " ".join(str(error).split())[:300] or type(error).__name__
-            raise UsageError(
-                f"submitit refuses its options: {text}", fix="correct submitit: in the sweep file"
-            ) from error
+        self._executor = _executor(folder, options)
         self._jobs: set[Any] = set()
         self._lock = threading.Lock()
 
@@ -131,6 +119,40 @@ class SubmititLauncher:
         with self._lock:
             for job in self._jobs:
                 job.cancel(check=False)
+
+
+def check_options(options: dict[str, Any]) -> bool:
+    """Refuse options that submitit knows not, without a cluster and without submitting; False without submitit.
+
+    Raises:
+        UsageError: submitit refuses the options.
+    """
+    if importlib.util.find_spec("submitit") is None:
+        return False
+    from submitit.core.plugins import get_executors
+
+    with tempfile.TemporaryDirectory() as folder:
+        # The cluster's own commands need not be here for a look at the names of its options.
+        known = options.get("cluster") in get_executors()
+        _executor(Path(folder), {**options, "cluster": "local"} if known or "cluster" not in options else options)
+    return True
+
+
+def _executor(folder: Path, options: dict[str, Any]) -> Any:
+    try:
+        import submitit
+    except ImportError as error:
+        raise UsageError(
+            "executor: submitit, but submitit is not installed", fix="pip install 'eagle3lab[cluster]'"
+        ) from error
+    options = dict(options)
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=options.pop("cluster", None))
+        executor.update_parameters(**options)
+    except Exception as error:  # submitit raises AssertionError, NameError, ValueError, RuntimeError and its own
+        text = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UsageError(f"submitit refuses its options: {text}", fix="correct submitit: in the sweep file") from error
+    return executor
 
 
 def answered(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import subprocess
@@ -142,6 +143,23 @@ def check_arguments(arguments: Sequence[str], *, python: str | None = None) -> s
     if python is not None and (version := _ask_sglang(python, arguments)):
         return f"sglang {version}'s own parser"
     return "the stored options of sglang 0.5.23 (sglang is not installed here)"
+
+
+def stored_option(flag: str) -> dict[str, Any] | None:
+    """What SGLang 0.5.23 takes behind `--flag` (also shortened): `takes`, and `type` and `choices` where it has them.
+
+    None for a flag that it does not know, or that is short for several.
+    """
+    try:
+        return _options()[_full_name(flag)]
+    except UsageError:
+        return None
+
+
+def nearest_option(flag: str) -> tuple[str, float]:
+    """(the spelling of SGLang 0.5.23 that is nearest to `flag`, how alike they are from 0 to 1)."""
+    close = difflib.get_close_matches(flag.lower(), _spellings(), n=1, cutoff=0.0)[0]
+    return close, difflib.SequenceMatcher(None, flag.lower(), close).ratio()
 
 
 def _check_stored(arguments: Sequence[str]) -> None:

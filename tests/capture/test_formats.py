@@ -20,7 +20,7 @@ from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.specforge_format import read_specforge, read_specforge_folder, specforge_path, write_specforge
 from eagle3lab.capture.speculators_format import Row, read_rows, read_speculators_folder, write_rows, write_speculators
 from eagle3lab.capture.store import Sample, Store, StoreWriter
-from eagle3lab.core.errors import StoreError
+from eagle3lab.core.errors import StoreError, UsageError
 from eagle3lab.steps.convert import convert
 
 H, POINTS, EPS = 16, [2, 15, 27], 1e-5
@@ -235,6 +235,23 @@ def test_speculators_folder_to_specforge(tmp_path):
     assert json.loads((tmp_path / "sf" / "eagle3lab_states.json").read_text())["last"] == "post_norm"
     assert states_kind(tmp_path / "sp") == "speculators" and states_kind(tmp_path / "sf") == "specforge"
     assert Store(tmp_path / "s").manifest.last == "pre_norm"
+
+
+def test_rows_without_states_are_told(tmp_path):
+    convert_states(store(tmp_path / "s", "pre_norm"), tmp_path / "sp", "speculators")
+    whole = convert_states(tmp_path / "sp", tmp_path / "whole", "specforge", target=target(tmp_path / "t"))
+    assert not any("no states" in note for note in whole.notes)
+    (tmp_path / "sp" / "hidden_states" / "hs_1.safetensors").unlink()
+    moved = convert_states(tmp_path / "sp", tmp_path / "sf", "specforge", target=tmp_path / "t")
+    assert f"1 of {whole.samples} rows have no states and are left out, the first is 1" in moved.notes
+
+
+@pytest.mark.parametrize("option", [{"verifier": "V"}, {"family": "llama"}, {"blocks": 3}, {"target": Path("nowhere")}])
+def test_options_that_no_states_need_are_refused(tmp_path, option):
+    source = store(tmp_path / "s", "post_norm")
+    with pytest.raises(UsageError, match=f"--{next(iter(option))}"):
+        convert(source, tmp_path / "sf", to="specforge", **option)
+    assert not (tmp_path / "sf").exists()
 
 
 def test_final_norm_of_unknown_kind_is_refused(tmp_path):

@@ -49,6 +49,11 @@ def map_of(d2t: list[int], kept: list[int] | None = None, **more: Any) -> dict[s
 
 PAIRS: dict[str, Pair] = {
     "launch-algorithm": ("sglang", damaged(GOOD, "launch_args", value=[*SERVE, "--speculative-algo=nextn"]), GOOD),
+    "launch-options": (
+        "sglang",
+        {"launch_args": [*SERVE, "--speculative-num-steps", "three"]},
+        {"launch_args": [*SERVE, "--speculative-num-steps", "3"]},
+    ),
     "launch-draft-path": ("sglang", {"launch_args": ["--speculative-algorithm", "eagle3"]}, {"launch_args": SERVE}),
     "launch-draft-attention": (
         "sglang",

@@ -299,6 +299,27 @@ def test_a_server_log_tells_algorithm_keys_and_acceptance(tmp_path: Path) -> Non
     assert [f for f in report.findings if f.code.startswith("log-") and f.severity != "info"] == []
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("accept len: 2.00, accept rate: 1.40", "accept rate is 1.4,"),
+        ("accept len: 0.00, accept rate: 0.00", "accept len is 0,"),
+        ("accept len: -1", "accept len is -1,"),
+        ("accept len: 4.31, accept rate: 0.90", "the most of 3 draft steps is 4"),
+        ("accept len: 4.00, accept rate: 1.00", ""),
+    ],
+)
+def test_readings_that_no_server_can_have(tmp_path: Path, line: str, told: str) -> None:
+    log = LOG.replace("'EAGLE'", "'EAGLE3'").replace("accept len: 1.00, accept rate: 0.00", line)
+    (tmp_path / "server.log").write_text(log)
+    errors = [f.message for f in found(visit(Inputs(log=str(tmp_path / "server.log"))), "log-acceptance")
+              if f.severity == "error"]  # fmt: skip
+    assert len(errors) == bool(told) and all("line 3: " in one and told in one for one in errors)
+    (tmp_path / "server.log").write_text(log.replace("num_steps=3", "adaptive=True, speculative_num_steps=3"))
+    again = found(visit(Inputs(log=str(tmp_path / "server.log"))), "log-acceptance")
+    assert [f for f in again if f.severity == "error"] == [] or "the most" not in told
+
+
 @pytest.mark.parametrize("raw", [b"", b"\xff\xfe\x00" * 50, b"accept len: " * 1000, struct.pack("<Q", 7) * 100])
 def test_odd_logs_are_findings(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "x.log").write_bytes(raw)

@@ -345,6 +345,13 @@ def test_values_of_another_type_are_refused(tmp_path, changes, words):
         )
 
 
+@pytest.mark.parametrize("to", [layout for layout in LAYOUTS if layout != "speculators"])
+def test_a_verifier_that_the_layout_has_no_place_for(draft, tmp_path, to):
+    with pytest.raises(UsageError, match=f"--verifier V with --to {to}"):
+        convert(draft, tmp_path / "dst", to=to, verifier="V", **LLAMA)
+    assert not (tmp_path / "dst").exists()
+
+
 def test_a_verifier_that_is_no_object(draft, tmp_path):
     convert_checkpoint(draft, tmp_path / "sp", "speculators", **LLAMA)
     path = tmp_path / "sp" / "config.json"

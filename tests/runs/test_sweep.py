@@ -304,14 +304,25 @@ def test_the_same_sweep_through_submitit(go, toys, runs_here: Path, monkeypatch)
         ({"timeout_min": 5, "cluster": "slum"}, "doesn't know any executor named slum"),
         ({"timeout_min": 5, "cluster": "local", "slurm_partitoin": "gpu"}, "slurm_partitoin"),
         ({"timeout_min": "5", "cluster": "local"}, "timeout_min"),
+        ({"timeout_min": 5, "cluster": "local", "colour": "red"}, "colour"),
     ],
 )
-def test_options_that_submitit_refuses_run_nothing(go, toys, runs_here: Path, options: dict, words: str) -> None:
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_options_that_submitit_refuses_run_nothing(
+    go, toys, runs_here: Path, options: dict, words: str, dry_run: bool
+) -> None:
     pytest.importorskip("submitit", reason="submitit (extra `cluster`) is not installed")
     text = ONE + "grid: {seed: [0]}\nexecutor: submitit\nsubmitit: " + json.dumps(options)
     with pytest.raises(UsageError, match=words):
-        go(text, toys(n00_preflight=("pass",)))
+        go(text, toys(n00_preflight=("pass",)), dry_run=dry_run)
     assert not list(runs_here.glob("*/manifest.json"))
+
+
+@pytest.mark.parametrize("options", [{"cluster": "slurm", "slurm_partition": "gpu", "mem_gb": 8}, {"gpus_per_node": 0}])
+def test_a_dry_run_needs_no_cluster(go, toys, options: dict) -> None:
+    text = ONE + "grid: {seed: [0]}\nexecutor: submitit\nsubmitit: " + json.dumps({"timeout_min": 5, **options})
+    outcome, _ = go(text, toys(n00_preflight=("pass",)), dry_run=True)
+    assert len(outcome.rows) == 1
 
 
 def test_without_submitit_the_extra_is_named(go, toys, monkeypatch) -> None:

@@ -70,6 +70,7 @@ def test_a_users_own_profile_counts_by_its_contents(read, tmp_path: Path, monkey
     assert job.profile_sha256 and job.profile_sha256 != other.profile_sha256
 
 
+CLUSTER = "grid: {seed: [0]}\nexecutor: submitit\nsubmitit: "
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{b}: &{b} [{', '.join(['*' + a] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -113,6 +114,10 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("grid: {seed: [0]}\nexecutor: slurm", "executor is 'slurm' (str)"),
         ("grid: {seed: [0]}\nexecutor: submitit", "submitit has no timeout_min"),
         ("grid: {seed: [0]}\nsubmitit: {timeout_min: 5}", "submitit options with executor: local"),
+        (CLUSTER + "{timeout_min: -5}", "submitit.timeout_min is -5 (int); a whole number above 0"),
+        (CLUSTER + "{timeout_min: 2.5}", "submitit.timeout_min is 2.5 (float); a whole number above 0"),
+        (CLUSTER + "{timeout_min: 5, mem_gb: .inf}", "submitit.mem_gb is inf (float); a number above 0"),
+        (CLUSTER + "{timeout_min: 5, nodes: true}", "submitit.nodes is True (bool)"),
         ("grid: {seed: [0]}\nnotebooks: [03_train]", "did you mean '03_train_drafter'?"),
         ("grid: {seed: [0]}\nnotebooks: [03_train_drafter]", "03_train_drafter without 02_capture_hidden_states"),
         ("grid: {seed: [0]}\nnotebooks: []", "notebooks is []"),

@@ -217,3 +217,12 @@ def test_counters_of_another_type_are_no_answer():
         engine.read(Answer(), {"text": "a", "meta_info": {"completion_tokens": "3"}})
     meta = {"spec_verify_ct": 2, "spec_num_correct_drafts": 1, "spec_correct_drafts_histogram": [1, 1]}
     assert engine.counts("p", meta).accepted == 1
+
+
+def test_proposed_drafts_fit_the_servers_draft_tokens():
+    meta = {"spec_verify_ct": 2, "spec_num_correct_drafts": 1, "spec_num_proposed_drafts": 10}
+    told = {"speculative_num_steps": 3, "speculative_num_draft_tokens": 4}
+    with pytest.raises(AcceptanceError, match=r"p: 10 drafts proposed in 2 verify steps .* = 6"):
+        SGLang(Client("http://127.0.0.1:9"), told, "EAGLE3").counts("p", meta)
+    for report in (told | {"speculative_num_draft_tokens": 6}, told | {"speculative_adaptive": True}):
+        assert SGLang(Client("http://127.0.0.1:9"), report, "EAGLE3").counts("p", meta).proposed == 10

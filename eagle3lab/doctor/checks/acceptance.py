@@ -39,8 +39,9 @@ BARELY = 1.10
 def answer(facts: Facts) -> Iterator[Finding]:
     """Counts of one SGLang answer; absent counters are unknown, never zero."""
     meta = mapping(facts.get("meta_info"))
+    tokens = whole(facts.get("draft_tokens"))
     try:
-        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")))
+        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")), draft_tokens=tokens)
     except AcceptanceError as problem:
         yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
         return
@@ -100,6 +101,10 @@ def counters(facts: Facts) -> Iterator[Finding]:
     """vLLM's names: a draft is one verify step, drafted tokens are proposed."""
     values = {name: facts.get(name) for name in ("drafts", "accepted", "drafted")}
     drafts, accepted, drafted = (whole(value) for value in values.values())
+    for name, value in values.items():
+        if value is not None and whole(value) is None:
+            yield error(name, f"{name} is {str(value)[:40]}, a counter is a whole number", actual=value)
+            return
     if drafts is None or accepted is None:
         yield info("drafts", "acceptance is unknown: a counter is absent", accept_length=None, accept_rate=None)
         return

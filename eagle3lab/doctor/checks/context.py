@@ -21,8 +21,8 @@ def served_context(facts: Facts) -> tuple[int | None, bool]:
     if not facts.get("launch_args"):
         return None, False
     launch = parse_args(facts["launch_args"])
-    named = launch.number("context-length") or launch.number("max-model-len")
-    if named:
+    named = launch.context("context-length") or launch.context("max-model-len")
+    if named and named > 0:
         return named, True
     target = target_of(facts)
     return (target.max_positions if target else None), False

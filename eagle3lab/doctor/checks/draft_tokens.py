@@ -41,14 +41,19 @@ def launch_tokens(facts: Facts) -> Iterator[Finding]:
     fix="correct the numbers",
 )
 def given_tokens(facts: Facts) -> Iterator[Finding]:
-    """The same for three numbers that a person types."""
-    steps, topk, tokens = (whole(facts.get(name)) for name in ("steps", "topk", "draft_tokens"))
+    """The same for three numbers that a person types; none of them can be below 1."""
+    names = ("steps", "topk", "draft_tokens")
+    steps, topk, tokens = (whole(facts.get(name)) for name in names)
+    for name, value in zip(names, (steps, topk, tokens), strict=True):
+        given = facts.get(name)
+        if given is not None and (value is None or value < 1):
+            yield error(name, f"{name} is {given}, needed: a whole number of 1 or more", actual=given)
     yield from chain(steps, topk, tokens, "draft_tokens")
 
 
 def chain(steps: int | None, topk: int | None, tokens: int | None, subject: str) -> Iterator[Finding]:
     """The finding about one set of the three numbers; a tree (topk above 1) is free to choose."""
-    if steps is None or topk is None or topk > 1:
+    if steps is None or topk is None or topk != 1 or steps < 1:
         return
     needed = steps + 1
     if tokens is not None and tokens != needed:

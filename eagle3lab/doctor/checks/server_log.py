@@ -18,7 +18,7 @@ from eagle3lab.doctor.serverlog import ServerLog, read_log
     code="log-acceptance",
     title="acceptance lines of a server log",
     reads=("log",),
-    rule="accept length above 1.00; a line is a mean over the last log interval, not a count",
+    rule="1.00 < accept length <= draft steps + 1, rate up to 1; a line is a mean over its log interval, not a count",
     fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
     symptom="every line says accept len: 1.00",
 )
@@ -32,6 +32,8 @@ def acceptance(facts: Facts) -> Iterator[Finding]:
         yield error("log", log.impossible, fix="read the log again, from one server and without edits")
     elif log.counts is not None:
         yield judged(log.counts, "log")
+    elif (reading := _impossible(log)) is not None:
+        yield reading
     elif log.gauges:
         yield _gauges(log)
     elif log.engine is not None:
@@ -40,6 +42,27 @@ def acceptance(facts: Facts) -> Iterator[Finding]:
     elif str(facts.get("log") or "").strip():
         text = "acceptance is unknown: no line of SGLang or vLLM that is known is in the log"
         yield info("log", text, accept_length=None, accept_rate=None, reasons=["another program's log"])
+
+
+def _impossible(log: ServerLog) -> Finding | None:
+    """The first reading that no server can have had; lines are printed with two digits."""
+    launch = parse_args(list(log.launch))
+    steps, most = launch.number("speculative-num-steps"), None
+    eagle = (log.algorithm or "").upper() in ("EAGLE", "EAGLE3")  # others draft more tokens than steps
+    if steps is not None and steps >= 1 and eagle and launch.value("speculative-adaptive") != "True":
+        most = steps + 1
+    for one in log.gauges:
+        length, rate = one.accept_length, one.accept_rate
+        what, value = "", length
+        if length < 1:
+            what = f"accept len is {length:g}, the least is 1.00: the bonus token is in it"
+        elif most is not None and length > most + 0.005:
+            what = f"accept len is {length:g}, the most of {steps} draft steps is {most}"
+        elif rate is not None and not 0 <= rate <= 1:
+            what, value = f"accept rate is {rate:g}, a share lies between 0 and 1", rate
+        if what:
+            return error("log", f"line {one.line}: {what}", actual=value, fix="read the log again, without edits")
+    return None
 
 
 def _gauges(log: ServerLog) -> Finding:

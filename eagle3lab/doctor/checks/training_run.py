@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import mapping, real, whole
 
@@ -121,8 +121,20 @@ def _differs(key: str, saved: Any, now: Any) -> Finding:
 )
 def losses(facts: Facts) -> Iterator[Finding]:
     """The first step at which the two differ."""
-    straight = [real(value) for value in facts.get("losses_straight") or []]
-    resumed = [real(value) for value in facts.get("losses_resumed") or []]
+    for name in ("losses_straight", "losses_resumed"):
+        given = facts.get(name) or []
+        if wrong := [
+            value for value in given if value is not None and not isinstance(value, float) and real(value) is None
+        ]:
+            yield error(
+                name, f"{name} holds {str(wrong[0])[:40]!r}, needed: numbers", actual=wrong[0], fix="correct it"
+            )
+            return
+        if not given:
+            yield could_not("the resumed losses", f"{name} holds none")
+            return
+    straight = [real(value) for value in facts["losses_straight"]]
+    resumed = [real(value) for value in facts["losses_resumed"]]
     for step, (one, other) in enumerate(zip(straight, resumed, strict=False), 1):
         if one == other or (one is not None and other is not None and abs(one - other) <= SAME_LOSS * abs(one)):
             continue
@@ -170,6 +182,8 @@ def averages(facts: Facts) -> Iterator[Finding]:
 )
 def status(facts: Facts) -> Iterator[Finding]:
     """status.json: every notebook and step with its state."""
+    if not any(mapping(mapping(facts.get("status")).get(group)) for group in ("notebooks", "steps")):
+        yield could_not("how the run ended", "its status names no notebook and no step")
     for group in ("notebooks", "steps"):
         for name, raw in mapping(mapping(facts.get("status")).get(group)).items():
             entry: Mapping[str, Any] = mapping(raw)
@@ -199,6 +213,15 @@ def curve(facts: Facts) -> Iterator[Finding]:
     """Rows of `metrics.json` or of a JSON-lines log: {"step", "loss", "gradient_norm", "accuracy_by_step"}."""
     rows = [mapping(row) for row in facts.get("curve") or []]
     losses_seen = [(whole(row.get("step")), row.get("loss")) for row in rows if "loss" in row]
+    if not losses_seen:
+        named = ", ".join(str(key)[:40] for key in list(rows[0])[:6]) if rows and rows[0] else "none"
+        yield could_not(
+            "the loss curve", f"no row has the key loss (keys: {named})", fix="name the columns step and loss"
+        )
+    if wrong := next(((step, loss) for step, loss in losses_seen if isinstance(loss, (str, bool, list, dict))), None):
+        yield error("loss", f"the loss at step {wrong[0]} is {str(wrong[1])[:40]!r}, needed: a number", actual=wrong[1])
+        return
+    yield from _impossible(rows, facts)
     bad = next((step for step, loss in losses_seen if real(loss) is None), None)
     if any(real(loss) is None for _, loss in losses_seen):
         yield error("loss", f"the loss is not finite at step {bad}", actual="nan", step=bad)
@@ -213,6 +236,25 @@ def curve(facts: Facts) -> Iterator[Finding]:
             text = f"the loss never leaves its start: {start:.4g} to {end:.4g} in {len(values)} log rows"
             yield error("loss", text, actual=end, start=start, end=end)
     yield from _accuracy(rows, facts)
+
+
+def _impossible(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:
+    """Values that no training can have printed: the first of each kind."""
+    found: dict[str, tuple[Any, Any, str]] = {}
+    for row in rows:
+        norm, by_step = real(row.get("gradient_norm")), row.get("accuracy_by_step")
+        if norm is not None and norm < 0:
+            found.setdefault("gradient_norm", (row.get("step"), norm, "a norm is not negative"))
+        for share in by_step if isinstance(by_step, list) else ():
+            if (value := real(share)) is not None and not 0 <= value <= 1:
+                found.setdefault("accuracy_by_step", (row.get("step"), value, "a share lies between 0 and 1"))
+    for row in map(mapping, facts.get("held_out") or []):
+        length = real(row.get("simulated_accept_length"))
+        if length is not None and length < 1:
+            why = "the least accept length is 1.00: the bonus token is in it"
+            found.setdefault("simulated_accept_length", (row.get("step"), length, why))
+    for name, (step, value, why) in found.items():
+        yield error(name, f"{name} is {value:g} at step {step}: {why}", actual=value, fix="read the log again")
 
 
 def _accuracy(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:

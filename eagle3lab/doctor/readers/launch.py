@@ -11,6 +11,7 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,11 @@ KNOWN = (
 )
 """Flags that some check reads; an unambiguous abbreviation of one of them is understood (argparse allows it)."""
 _ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
+_SUFFIXES = {
+    "context-length": {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30},
+    "max-model-len": {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
+}
+"""Suffixes of a context length: SGLang 0.5.23's --context-length, vLLM 0.33.0's --max-model-len; both tell case."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,16 @@ class Launch:
             return int(str(self.value(flag)))
         except ValueError:
             return None
+
+    def context(self, flag: str) -> int | None:
+        """`--context-length` or `--max-model-len` in tokens, 128k too; None when absent or no number of tokens."""
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([A-Za-z]{1,2})\s*", self.value(flag) or "", re.ASCII)
+        if match is None:
+            return self.number(flag)
+        times = _SUFFIXES[flag].get(match[2])
+        if times is None or ("." in match[1] and times % 1000):
+            return None  # 1.5Ki is refused by both
+        return int(Decimal(match[1]) * times)
 
 
 def canonical(flag: str) -> str:
@@ -193,8 +209,16 @@ def speculative_config(launch: Launch) -> dict[str, Any]:
             found = {}
     for flag, values in launch.flags.items():
         if flag.startswith("speculative-config.") and values:
-            found[flag.removeprefix("speculative-config.").replace("-", "_")] = values[0]
+            found[flag.removeprefix("speculative-config.").replace("-", "_")] = _typed(values[0])
     return found
+
+
+def _typed(text: str) -> Any:
+    """A dotted value as vLLM reads it: JSON where it is some, else the text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
 
 
 def read(value: str, facts: Facts) -> None:

@@ -1,0 +1,183 @@
+"""Options of the launch line that the engine's own parser refuses. SGLang 0.5.23's are stored, vLLM 0.33.0's were read.
+
+Only what stands behind the server's name is judged: options in front of it are docker's or srun's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from eagle3lab.core.errors import nearest
+from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config, split_words
+from eagle3lab.doctor.readers.shell import UNKNOWN
+from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import real, whole
+from eagle3lab.targets.launch import nearest_option, stored_option
+
+ALIKE = 0.92
+"""A flag this much like a known one is that one misspelt; another unknown one may be of another release."""
+COUNTS = (
+    *("speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens", "tp", "pp", "dp", "dp-size"),
+    *("nnodes", "max-running-requests", "max-num-seqs", "decode-log-interval"),
+)
+"""Options of which there is at least 1 (canonical names of the reader)."""
+FRACTIONS = ("mem-fraction-static", "gpu-memory-utilization")
+VLLM_FLAGS = (
+    *("speculative-config", "max-model-len", "enable-prefix-caching", "no-enable-prefix-caching"),
+    *("enable-chunked-prefill", "no-enable-chunked-prefill", "kv-transfer-config", "tensor-parallel-size"),
+    *("pipeline-parallel-size", "gpu-memory-utilization"),
+)
+"""vLLM's options that decide about a drafter; its list is not stored, so that only these are told when misspelt."""
+VLLM_METHODS = (
+    *("eagle3", "eagle", "ngram", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class", "mtp"),
+    *("extract_hidden_states", "ngram_gpu", "dflash", "dspark"),
+)
+"""Values of `method`, lower case only; every name that ends in _mtp is one too."""
+VLLM_KEYS = (
+    *("enforce_eager", "num_speculative_tokens", "model", "method", "draft_tensor_parallel_size", "quantization"),
+    *("tensor_parallel_size", "moe_backend", "attention_backend", "kv_cache_dtype", "max_model_len", "revision"),
+    *("code_revision", "index_share_for_mtp_iteration", "disable_padded_drafter_batch", "disable_eagle_block_drop"),
+    *("use_local_argmax_reduction", "use_heterogeneous_vocab", "prompt_lookup_max", "prompt_lookup_min"),
+    *("parallel_drafting", "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth"),
+    *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
+    *("draft_load_config", "rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
+    *("enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk"),
+)
+"""Keys of vLLM's speculative config; another one is refused."""
+
+
+@check(
+    code="launch-options",
+    title="options that the engine does not take",
+    reads=("launch_args",),
+    rule="options and values are those of sglang 0.5.23's parser and of vLLM 0.33.0's speculative config",
+    fix="correct the option",
+    symptom="the server ends at once with a usage message",
+)
+def options(facts: Facts) -> Iterator[Finding]:
+    """Misspelt flags with the nearest known one, and values of another type or below what there can be."""
+    behind = parse_args(_behind_server(facts["launch_args"]))
+    launch = behind if behind.flags else parse_args(facts["launch_args"])
+    if facts.engine_names() == ("sglang",):
+        yield from _sglang_flags(behind)
+        yield from _numbers(launch, "context-length")
+        yield from _sglang_types(launch)
+    else:
+        yield from _vllm_flags(behind)
+        yield from _numbers(launch, "max-model-len")
+        yield from _vllm_config(speculative_config(launch))
+
+
+def _behind_server(args: Any) -> list[str]:
+    """The words behind the server's name; [] when another program stands in front of the flags."""
+    words = split_words(args) if isinstance(args, str) else [str(word) for word in args or []]
+    name = re.compile(r"sglang\.launch_server|vllm\.entrypoints\.[\w.]*|serve|(\S*/)?vllm-openai(:\S*)?")
+    servers = [n for n, word in enumerate(words) if name.fullmatch(word)]
+    if servers:
+        return words[servers[-1] + 1 :]
+    first = next((n for n, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*=", word)), len(words))
+    return words[first:] if words[first:] and words[first].startswith("-") else []
+
+
+def _sglang_flags(launch: Launch) -> Iterator[Finding]:
+    for written in launch.spelt.values():
+        flag = written.replace("_", "-")
+        if UNKNOWN.search(flag) or stored_option(flag) is not None:
+            continue
+        near, alike = nearest_option(flag)
+        text = f"{written} is no option of sglang 0.5.23; did you mean {near}?"
+        if alike >= ALIKE:
+            yield error(written, text, actual=written, fix=near, nearest=near)
+        elif flag.startswith("--speculative"):
+            yield warning(written, text, actual=written, fix=near, nearest=near)
+        else:
+            yield info(written, f"{written} is no option of sglang 0.5.23, or is short for several", actual=written)
+
+
+def _sglang_types(launch: Launch) -> Iterator[Finding]:
+    for name, values in launch.flags.items():
+        option = stored_option(launch.spelt[name].replace("_", "-"))
+        if option is None or not values or UNKNOWN.search(values[0]):
+            continue
+        kind, choices = option.get("type"), [str(choice) for choice in option.get("choices") or ()]
+        value = launch.number(name) if kind == "int" else real(_number(values[0]))
+        if kind and value is None and name not in (*COUNTS, *FRACTIONS):
+            yield _wrong(launch, name, "a whole number" if kind == "int" else "a number")
+        elif choices and values[0] not in choices:
+            text = f"{launch.spelt[name]} is {values[0]!r}, which sglang 0.5.23 does not take; "
+            yield warning(launch.spelt[name], text + nearest(values[0], choices), actual=values[0])
+
+
+def _numbers(launch: Launch, length: str) -> Iterator[Finding]:
+    """Counts, fractions and the context length that is called `length`."""
+    for name, values in launch.flags.items():
+        if values and UNKNOWN.search(values[0]):
+            continue
+        value = launch.number(name)
+        if name in COUNTS and (value is None or value < 1):
+            yield _wrong(launch, name, "a whole number of 1 or more")
+        elif name in FRACTIONS and not 0 < (real(_number(launch.value(name))) or 0) <= 1:
+            yield _wrong(launch, name, "a share above 0 and up to 1")
+        elif name == length and (launch.context(name) or 0) < 1:
+            automatic = name == "max-model-len" and (launch.value(name) or "").lower() in ("-1", "auto")
+            if not automatic:
+                yield _wrong(launch, name, "tokens, also as 128k; case counts")
+
+
+def _wrong(launch: Launch, name: str, needed: str) -> Finding:
+    flag, given = launch.spelt[name], launch.value(name)
+    said = f"is {given!r}" if given is not None else "has no value"
+    return error(flag, f"{flag} {said}, needed: {needed}", actual=given, fix=f"correct {flag}", given=given)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:
+        return None
+
+
+def _vllm_flags(launch: Launch) -> Iterator[Finding]:
+    for written in launch.spelt.values():
+        flag, _, rest = written.lstrip("-").replace("_", "-").partition(".")
+        near = _nearest(flag, VLLM_FLAGS)
+        if near is not None and near != flag and not near.startswith(flag):
+            full = f"--{near}.{rest}" if rest else f"--{near}"
+            text = f"{written} is no option of vLLM; did you mean {full}?"
+            yield error(written, text, actual=written, fix=full, nearest=full)
+
+
+def _vllm_config(config: dict[str, Any]) -> Iterator[Finding]:
+    subject = "--speculative-config"
+    for key in config:
+        name = key.replace("-", "_")
+        if name not in VLLM_KEYS and not UNKNOWN.search(key):
+            near = _nearest(name, VLLM_KEYS)
+            tell, hint = (warning, "") if near is None else (error, f"; did you mean {near}?")
+            yield tell(subject, f"{key!r} is no key of vLLM's speculative config{hint}", actual=key, nearest=near)
+    method = config.get("method")
+    if isinstance(method, str) and not (method in VLLM_METHODS or method.endswith("_mtp") or UNKNOWN.search(method)):
+        near = _nearest(method.lower().replace("-", ""), VLLM_METHODS, 0.7)
+        tell, hint = (warning, "") if near is None else (error, f"; did you mean {near!r}?")
+        yield tell(subject, f"method {method!r} is none that vLLM knows{hint}", actual=method, fix=f"method {near}")
+    elif method is not None and not isinstance(method, str):
+        yield error(subject, f"method is {method!r}, needed: a name such as 'eagle3'", actual=method)
+    steps = config.get("num_speculative_tokens", 1)
+    if isinstance(steps, str) and not UNKNOWN.search(steps):
+        steps = _number(steps)
+    if not isinstance(steps, str) and (whole(steps) or 0) < 1:
+        given = config["num_speculative_tokens"]
+        text = f"num_speculative_tokens is {given!r}, needed: a whole number of 1 or more"
+        yield error(subject, text, actual=given, fix='"num_speculative_tokens": 3')
+
+
+def _nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+    """The known name that `name` most probably misspells; None when nothing is that much alike."""
+    found = {one: difflib.SequenceMatcher(None, name, one).ratio() for one in known}
+    best = max(found, key=lambda one: found[one])
+    return best if found[best] >= alike else None
