@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from eagle3lab.acceptance.controls import replay_counts
-from eagle3lab.acceptance.counts import AcceptanceCounts
+from eagle3lab.acceptance.counts import AcceptanceCounts, total
 from eagle3lab.acceptance.intervals import compare
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
@@ -214,8 +214,15 @@ def train(
         "steps": settings.steps,
         "seconds": round(seconds, 1),
         "coverage": vocabulary.coverage,
-        "counts": counts.to_json(),
+        "accepted": [one.accepted for one in counts.per_prompt],
+        "verify_steps": [one.verify_steps for one in counts.per_prompt],
     }
+
+
+def counts_of(row: dict[str, Any]) -> AcceptanceCounts:
+    """The counts of an arm, by conversation."""
+    pairs = zip(row["verify_steps"], row["accepted"], strict=True)
+    return total(AcceptanceCounts(*pair, prompt=str(number)) for number, pair in enumerate(pairs))
 
 
 def main() -> None:
@@ -250,7 +257,7 @@ def main() -> None:
 def tell(name: str, found: dict[str, Any]) -> None:
     """One line: accept length and its paired difference to `base`."""
     row = found[name]
-    base, mine = (AcceptanceCounts.from_json(found[one]["counts"]) for one in ("base", name))
+    base, mine = (counts_of(found[one]) for one in ("base", name))
     text = f"{name:24s} {row['steps']:5d} steps {row['seconds']:6.0f} s  {mine.accept_length:.3f} ({mine.verify_steps})"
     if name != "base":
         difference = compare(base, mine)
