@@ -221,8 +221,8 @@ def train(
 
 def counts_of(row: dict[str, Any]) -> AcceptanceCounts:
     """The counts of an arm, by conversation."""
-    pairs = zip(row["verify_steps"], row["accepted"], strict=True)
-    return total(AcceptanceCounts(*pair, prompt=str(number)) for number, pair in enumerate(pairs))
+    pairs = enumerate(zip(row["verify_steps"], row["accepted"], strict=True))
+    return total(AcceptanceCounts(verify_steps=steps, accepted=kept, prompt=str(n)) for n, (steps, kept) in pairs)
 
 
 def main() -> None:
