@@ -9,9 +9,21 @@ from eagle3lab.core.errors import UsageError
 from eagle3lab.plots.publish import Plot
 from eagle3lab.plots.style import line_style, new_figure, styled
 
+BY_STEP = ("loss_by_step", "accuracy_by_step")
+SMOOTH_SHARE = 28
+"""A line's running mean takes this part of its rows."""
+
+
+def running_mean(values: Sequence[float | None], width: int) -> list[float]:
+    """Mean of each value and up to `width` - 1 before it; unknown ones are left out, NaN where all are."""
+    windows = ([v for v in values[max(0, i + 1 - width) : i + 1] if v is not None] for i in range(len(values)))
+    return [sum(window) / len(window) if window else float("nan") for window in windows]
+
 
 def training_curves(history: Sequence[Mapping[str, Any]], held_out: Sequence[Mapping[str, Any]] = ()) -> Plot:
     """Loss (left) and accuracy (right) over optimiser steps, one line a TTT step; held-out accept length on the right.
+
+    A row may speak of a single batch, so the lines are running means of some rows, with the rows themselves faint.
 
     Args:
         history: rows with `step`, `loss_by_step` [K] and `accuracy_by_step` [K]; out-of-vocabulary targets count as
@@ -23,13 +35,18 @@ def training_curves(history: Sequence[Mapping[str, Any]], held_out: Sequence[Map
     steps = [row["step"] for row in history]
     depth = len(history[0]["accuracy_by_step"])
     panels = 3 if held_out else 2
+    width = max(1, len(history) // SMOOTH_SHARE)
+    losses, accuracies = ([[row[name][k] for row in history] for k in range(depth)] for name in BY_STEP)
+    smooth = [[running_mean(values, width) for values in curves] for curves in (losses, accuracies)]
     with styled():
         figure, axes = new_figure(panels, width=3.6 * panels, height=3.4)
         for k in range(depth):
             style = line_style(k) | {"markevery": max(1, len(steps) // 12)}
             label = f"TTT step {k + 1}"
-            axes[0].plot(steps, [row["loss_by_step"][k] for row in history], label=label, **style)
-            axes[1].plot(steps, [row["accuracy_by_step"][k] for row in history], label=label, **style)
+            for axis, raw, means in zip(axes, (losses, accuracies), smooth, strict=False):
+                axis.plot(steps, means[k], label=label, **style)
+                if width > 1:
+                    axis.plot(steps, raw[k], color=style["color"], linewidth=0.5, alpha=0.25)
         axes[0].set(title="Loss on training batches", xlabel="optimiser step", ylabel="loss (nats)")
         axes[1].set(title="Accuracy on training batches", xlabel="optimiser step", ylabel="share of tokens right")
         axes[1].set_ylim(0, max(0.05, *axes[1].get_ylim()))
@@ -49,11 +66,11 @@ def training_curves(history: Sequence[Mapping[str, Any]], held_out: Sequence[Map
         }
         for row in history
     ]
-    first, last = history[0], history[-1]
+    drawn = f", drawn as running means of {width} rows" if width > 1 else ""
+    first, last = smooth[1][0], smooth[1][-1]
     alt = (
-        f"Training curves over {last['step']} steps. Accuracy of the first drafted token went from "
-        f"{first['accuracy_by_step'][0]:.1%} to {last['accuracy_by_step'][0]:.1%}, of token {depth} from "
-        f"{first['accuracy_by_step'][-1]:.1%} to {last['accuracy_by_step'][-1]:.1%}."
+        f"Training curves over {steps[-1]} steps{drawn}. Accuracy of the first drafted token went from "
+        f"{first[0]:.1%} to {first[-1]:.1%}, of token {depth} from {last[0]:.1%} to {last[-1]:.1%}."
     )
     if held_out:
         start, end = held_out[0], held_out[-1]

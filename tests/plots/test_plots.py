@@ -37,6 +37,16 @@ def test_training_curves_draw_the_rows_they_were_given() -> None:
         training.training_curves([])
 
 
+def test_many_rows_are_drawn_as_running_means_over_the_rows_themselves() -> None:
+    rows = [
+        {"step": n, "loss_by_step": [float(n % 2)], "accuracy_by_step": [None if n % 2 else 0.5]} for n in range(56)
+    ]
+    loss, accuracy = training.training_curves(rows).figure.axes
+    (_, means), (_, raw) = lines_of(loss)
+    assert means[:4] == [0.0, 0.5, 0.5, 0.5] and raw[:3] == [0.0, 1.0, 0.0]
+    assert lines_of(accuracy)[0][1] == [0.5] * 56, "an unknown one is left out, not taken for 0"
+
+
 def position(name: str, place: int, joint: float, conditional: float) -> dict:
     values = {"joint": joint, "conditional": conditional}
     ends = {
