@@ -30,7 +30,10 @@ K = 3
 PROMPTS = int(os.environ.get("EAGLE3LAB_ENGINE_PROMPTS", "20"))
 """Held-out prompts for vLLM. Fewer while developing on a busy machine; the count is part of the printed result."""
 MAX_NEW_TOKENS = 64
-SMALL = {"train_samples": 400, "train_steps": 100, "batch_tokens": 768, "learning_rate": 2e-3, "draft_vocab_size": 8192}
+SMALL = {
+    **{"train_samples": 400, "train_steps": 100, "batch_tokens": 768},
+    **{"learning_rate": 2e-3, "head_rows": 0, "draft_vocab_size": 8192},
+}
 """Amounts of the drafter that the tests train from nothing: a few minutes on two quiet cores, and some drafts right."""
 
 
