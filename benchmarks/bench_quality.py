@@ -157,11 +157,11 @@ def remember(target: Target, profile: Profile, corpus: Corpus) -> Remembered:
 
 def widen(drafter: Eagle3Drafter, times: int, seed: int) -> None:
     """Give the MLP `times` as many rows; the function stays what it was."""
-    mlp, torch_seed = drafter.midlayer.mlp, torch.Generator().manual_seed(seed)
+    mlp, generator = drafter.midlayer.mlp, torch.Generator().manual_seed(seed)
     rows, size = mlp.gate_proj.weight.shape
     for name in ("gate_proj", "up_proj"):
         old = getattr(mlp, name).weight.detach()
-        more = torch.randn((times - 1) * rows, size, generator=torch_seed) * old.std()
+        more = torch.randn((times - 1) * rows, size, generator=generator) * old.std()
         getattr(mlp, name).weight = torch.nn.Parameter(torch.cat([old, more]))
     old = mlp.down_proj.weight.detach()
     mlp.down_proj.weight = torch.nn.Parameter(torch.cat([old, old.new_zeros(size, (times - 1) * rows)], 1))

@@ -14,9 +14,8 @@ from eagle3lab.capture.manifest import MANIFEST, Shard, StatesManifest, read_man
 from eagle3lab.capture.shards import Sample, check_sample, from_int8, pack, shard_name, write_shard
 from eagle3lab.core.errors import StoreError
 from eagle3lab.core.hashes import sha256_file
+from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.points import compare
-
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 __all__ = ["Sample", "Store", "StoreWriter", "shard_name"]
 
@@ -210,7 +209,7 @@ class Store:
                 rule="from 0, ascending",
                 fix="eagle3lab capture again: only it is redone",
             )
-        stored = "I8" if self.manifest.storage == "int8" else _DTYPES[self.manifest.dtype]
+        stored = "I8" if self.manifest.storage == "int8" else STORED_AS[self.manifest.dtype]
         self._require(shard.name, "input_ids", "I64", [shard.tokens])
         self._require(shard.name, "loss_mask", "BOOL", [shard.tokens])
         self._require(shard.name, "aux", stored, [shard.tokens, self.manifest.width])

@@ -73,6 +73,13 @@ class DiskError(Eagle3LabError):
     """Not enough disk for what is about to be written."""
 
 
+def closest(name: str, known: Iterable[str]) -> tuple[str, float]:
+    """(the known name that `name` most probably misspells, how alike they are from 0 to 1)."""
+    alike = {one: difflib.SequenceMatcher(None, name, one).ratio() for one in known}
+    best = max(alike, key=alike.__getitem__)
+    return best, alike[best]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean 'x'?` for the closest known name, or the sorted list of all known ones."""
     names = sorted(known)

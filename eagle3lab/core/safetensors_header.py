@@ -42,6 +42,8 @@ DTYPE_BYTES = {
     "F64": 8,
     "C64": 8,
 }
+STORED_AS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+"""Types of weights and states: name in configs and manifests -> name in headers."""
 _NUMPY = {
     "BOOL": "?",
     "U8": "u1",

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from eagle3lab.core.errors import CheckpointError, UsageError, nearest
+from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.drafter.config import DraftConfig
 
 Layout = Literal["sglang", "vllm", "speculators", "specforge"]
@@ -27,7 +28,7 @@ _RENAMED = {
 }
 MAPS = {"d2t": ("I64", "I32"), "t2d": ("BOOL", "U8")}
 """Vocabulary map -> dtypes that the engines read."""
-WEIGHT_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+WEIGHT_DTYPES = {header: name for name, header in STORED_AS.items()}
 """Of every other tensor: safetensors' name -> torch's. Numbers of a quantised one mean nothing without its scale."""
 EMBEDDING = "embed_tokens.weight"
 WRAPPERS = ("module.", "_orig_mod.", "base_model.", "draft_model.", "draft.", "eagle_module.", "eagle.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3lab.core.errors import ServerError, UsageError, nearest
+from eagle3lab.core.errors import ServerError, UsageError, closest, nearest
 from eagle3lab.targets.plan import Fit
 from eagle3lab.targets.profiles import Profile
 
@@ -158,8 +157,7 @@ def stored_option(flag: str) -> dict[str, Any] | None:
 
 def nearest_option(flag: str) -> tuple[str, float]:
     """(the spelling of SGLang 0.5.23 that is nearest to `flag`, how alike they are from 0 to 1)."""
-    close = difflib.get_close_matches(flag.lower(), _spellings(), n=1, cutoff=0.0)[0]
-    return close, difflib.SequenceMatcher(None, flag.lower(), close).ratio()
+    return closest(flag.lower(), _spellings())
 
 
 def _check_stored(arguments: Sequence[str]) -> None:

@@ -18,11 +18,6 @@ SOME = {"head_rows": 30, "log_every": 2}
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    return jobs.tiny_store(tmp_path_factory.mktemp("states") / "states")
-
-
-@pytest.fixture(scope="module")
 def straight(states, tmp_path_factory):
     return jobs.trained(states, tmp_path_factory.mktemp("straight"), **SOME)
 

@@ -18,11 +18,6 @@ SHORT = {"steps": 8, "evaluate_every": 0}
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    return jobs.tiny_store(tmp_path_factory.mktemp("states") / "states")
-
-
-@pytest.fixture(scope="module")
 def alone(states, tmp_path_factory):
     return jobs.trained(states, tmp_path_factory.mktemp("alone"))
 

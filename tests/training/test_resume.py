@@ -21,11 +21,6 @@ UNEVEN = {"log_every": 2, "checkpoint_every": 3}
 
 
 @pytest.fixture(scope="module")
-def states(tmp_path_factory):
-    return jobs.tiny_store(tmp_path_factory.mktemp("states") / "states")
-
-
-@pytest.fixture(scope="module")
 def straight(states, tmp_path_factory):
     folder = tmp_path_factory.mktemp("straight")
     return jobs.trained(states, folder, **UNEVEN), _files(folder)

@@ -5,12 +5,11 @@ Only what stands behind the server's name is judged: options in front of it are 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from eagle3lab.core.errors import nearest
+from eagle3lab.core.errors import closest, nearest
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config, split_words
@@ -178,6 +177,5 @@ def _vllm_config(config: dict[str, Any]) -> Iterator[Finding]:
 
 def _nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
     """The known name that `name` most probably misspells; None when nothing is that much alike."""
-    found = {one: difflib.SequenceMatcher(None, name, one).ratio() for one in known}
-    best = max(found, key=lambda one: found[one])
-    return best if found[best] >= alike else None
+    best, ratio = closest(name, known)
+    return best if ratio >= alike else None

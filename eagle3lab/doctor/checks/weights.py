@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
@@ -249,9 +250,8 @@ def weights_dtype(facts: Facts) -> Iterator[Finding]:
     draft, headers = draft_of(facts), facts.mapping("draft_headers")
     said = draft.config.get("torch_dtype", draft.config.get("dtype", draft.layer.get("torch_dtype")))
     stored = sorted({d for n in headers if not names.is_map(n) and (d := names.dtype_of(headers, n))})
-    usual = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
     name = str(said).removeprefix("torch.")
-    if isinstance(said, str) and name in usual and stored and stored != [usual[name]]:
+    if isinstance(said, str) and name in STORED_AS and stored and stored != [STORED_AS[name]]:
         told = ", ".join(stored)
         yield info("torch_dtype", f"stored {told}, config says {name}", actual=name, stored=stored, config=name)
     odd = sorted({d for d in stored if d[:1] in "IU" and not d.startswith("F")})
