@@ -24,9 +24,13 @@ from eagle3lab.core.errors import UsageError
 
 
 class Rule(Protocol):
-    """How tokens are chosen, drafted and judged. Rows R, drafted tokens k."""
+    """How tokens are chosen, drafted and judged. Rows R, drafted tokens k.
+
+    by_place: a draft is kept when it is the token that `choose` gives, so places can be judged one by one.
+    """
 
     temperature: float
+    by_place: bool
 
     def choose(self, logits: Tensor) -> Tensor:
         """The target's own token: logits [..., V] -> int64 [...]."""
@@ -54,6 +58,7 @@ class Greedy:
     """Temperature 0."""
 
     temperature = 0.0
+    by_place = True
 
     def choose(self, logits: Tensor) -> Tensor:
         """argmax over the last axis."""
@@ -94,6 +99,8 @@ class TargetOnly(Greedy):
 
 class Rejection(TargetOnly):
     """Drafts drawn from q, kept by rejection sampling. Arguments as `TargetOnly`."""
+
+    by_place = False
 
     def draft(self, logits: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]  # q is always there
         """One draw from the drafter's q at the rule's temperature."""

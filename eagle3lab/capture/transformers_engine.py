@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.ranks import Sink
 from eagle3lab.capture.shards import Sample
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.targets.model import Target
+from eagle3lab.targets.slots import SlotCache, causal_slot_mask, padded, prefix_length
 
 TOKENS_PER_SHARD = 32_768
 
@@ -35,7 +38,7 @@ def capture(
     writer: Sink,
     shards: list[list[int]],
     *,
-    batch_tokens: int = 4096,
+    batch_tokens: int = 2048,
     progress: Callable[[int], None] | None = None,
 ) -> StatesManifest:
     """Capture every sample; finished shards of an earlier, interrupted capture are kept.
@@ -47,13 +50,14 @@ def capture(
         batch_tokens: tokens a forward, padding included.
         progress: called with the number of tokens captured by this call.
     """
+    shared = prefix_length([sample.input_ids for sample in samples])
     done = 0
     writing: Future[None] | None = None
     with ThreadPoolExecutor(1, thread_name_prefix="shard") as pool:
         for index in writer.pending():
             captured: dict[int, Sample] = {}
             for batch in _batches(shards[index], samples, batch_tokens):
-                captured.update(capture_batch(target, samples, batch, writer.manifest))
+                captured.update(capture_batch(target, samples, batch, writer.manifest, shared=shared))
                 done += sum(len(samples[member].input_ids) for member in batch)
                 if progress is not None:
                     progress(done)
@@ -78,22 +82,37 @@ def _batches(members: list[int], samples: Sequence[Rendered], batch_tokens: int)
 
 
 def capture_batch(
-    target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest
+    target: Target, samples: Sequence[Rendered], batch: list[int], manifest: StatesManifest, *, shared: int = 0
 ) -> dict[int, Sample]:
-    """States of a few samples in one forward, right-padded to the longest."""
+    """States of a few samples, right-padded to the longest.
+
+    Args:
+        shared: leading tokens that all of them begin with (a system prompt): read once for the batch, not in every row.
+    """
     lengths = [len(samples[member].input_ids) for member in batch]
-    ids = torch.zeros(len(batch), max(lengths), dtype=torch.int64)
-    for row, member in enumerate(batch):
-        ids[row, : lengths[row]] = torch.tensor(samples[member].input_ids)
-    last, states = target.states(ids.to(target.device), points=manifest.points, pre_norm=manifest.last == "pre_norm")
-    result = {}
+    ids = padded([samples[member].input_ids for member in batch]).to(target.device)
+
+    def read(ids: Tensor, **placed: Any) -> Tensor:
+        """[rows, q, (P+1)*H]: the points' states, then the last."""
+        last, states = target.states(ids, points=manifest.points, pre_norm=manifest.last == "pre_norm", **placed)
+        return torch.cat([*states, last], -1)
+
+    if not shared or len(batch) == 1:
+        found = read(ids)
+    else:
+        cache = SlotCache(*ids.shape)
+        first = torch.arange(shared, device=ids.device)[None]
+        cache.place(first, shared, torch.tensor([0], device=ids.device))
+        prefix = read(ids[:1, :shared], positions=first, cache=cache, mask=causal_slot_mask(first, shared))
+        cache.share(shared)
+        rest = torch.arange(shared, ids.shape[1], device=ids.device).expand(len(batch), -1)
+        cache.place(rest, ids.shape[1])
+        found = read(ids[:, shared:], positions=rest, cache=cache, mask=causal_slot_mask(rest, ids.shape[1]))
+        found = torch.cat([prefix.expand(len(batch), -1, -1), found], 1)
+    result, width = {}, target.hidden_size
     for row, (member, length) in enumerate(zip(batch, lengths, strict=True)):
-        aux = torch.cat([state[row, :length] for state in states], -1)
-        result[member] = Sample(
-            member,
-            ids[row, :length].clone(),
-            torch.tensor(samples[member].loss_mask),
-            aux.cpu(),
-            last[row, :length].cpu().clone(),
-        )
+        states = found[row, :length].cpu()
+        mask = torch.tensor(samples[member].loss_mask)
+        aux, last = states[:, :-width].clone(), states[:, -width:].clone()
+        result[member] = Sample(member, ids[row, :length].cpu().clone(), mask, aux, last)
     return result

@@ -61,12 +61,13 @@ class Corpus:
 
 
 def build_corpus(tokenizer: Any, replies: list[Reply], *, samples: int | None, greedy: bool) -> Corpus:
-    """Render replies; order and validation part depend on ids alone.
+    """Render replies; order and validation part depend on ids alone. Extra replies come last, so that what a smaller
+    number of samples takes keeps its mixture of kinds, and the validation part stays the same.
 
     Args:
         samples: training samples to take (spread over all kinds); None = all.
     """
-    ordered = sorted(replies, key=lambda reply: sha256_json(reply.id))
+    ordered = sorted(replies, key=lambda reply: (reply.extra, sha256_json(reply.id)))
     validation = min(VALIDATION_SAMPLES, (len(ordered) if samples is None else min(samples, len(ordered))) // 5)
     held, counted = ordered[:validation], ordered[validation:]
     chosen = counted[:samples] + held

@@ -31,18 +31,28 @@ ROWS_PER_FILE = 1500
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One exchange: the prompt and the very tokens that the target answered (its end token included if it ended)."""
+    """One exchange: the prompt and the very tokens that the target answered (its end token included if it ended).
+
+    Attributes:
+        extra: one of those that only a preset with more samples than the others gets to (`build_corpus`).
+    """
 
     id: str
     kind: str
     prompt: str
     tokens: list[int]
     ended: bool
+    extra: bool = False
 
 
 def regenerated_folder(weight_sha256: str) -> Path:
     """Where replies of other weights than the shipped ones live: in the cache, under the hash of those weights."""
     return cache_folder() / "replies" / weight_sha256[:16]
+
+
+def first_part_tokens(facts: Mapping[str, Any]) -> int:
+    """Reply tokens of a manifest without the extra ones: what is made again for other weights."""
+    return sum(entry["reply_tokens"] for entry in facts["files"].values() if not entry.get("extra", False))
 
 
 def write_replies(
@@ -130,7 +140,7 @@ def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: in
             f"replies in {folder} were written by weights {facts['target_weight_sha256'][:12]}, "
             f"this target has {weight_sha256[:12]}",
             rule="a drafter learns the target's own replies",
-            fix=f"add --regenerate: about {facts['reply_tokens'] / 1000:.0f} k tokens; the shipped ones took "
+            fix=f"add --regenerate: about {first_part_tokens(facts) / 1000:.0f} k tokens; the shipped ones took "
             f"{facts['seconds'] / 60:.0f} minutes on 2 cores",
         )
     replies = []
@@ -141,7 +151,8 @@ def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: in
         for row in read_jsonl(path):
             ids = row.get("reply_ids")
             body = list(tokenizer(row["reply"], add_special_tokens=False)["input_ids"]) if ids is None else ids
+            tokens = [*body, eos_id] if row["ended"] else body
             replies.append(
-                Reply(row["id"], row["kind"], row["prompt"], [*body, eos_id] if row["ended"] else body, row["ended"])
+                Reply(row["id"], row["kind"], row["prompt"], tokens, row["ended"], expected.get("extra", False))
             )
     return replies

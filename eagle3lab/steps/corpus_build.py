@@ -18,7 +18,13 @@ from eagle3lab.core.files import folder_lock, read_json
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.prompts import Prompt, read_prompts, write_own_prompts
-from eagle3lab.corpus.replies import REPLIES_MANIFEST, regenerated_folder, save_replies, write_replies
+from eagle3lab.corpus.replies import (
+    REPLIES_MANIFEST,
+    first_part_tokens,
+    regenerated_folder,
+    save_replies,
+    write_replies,
+)
 from eagle3lab.targets.fetch import fetch, fetched_folder, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import load_profile
@@ -132,7 +138,7 @@ def regenerate_if_needed(profile: str, *, note: Callable[[str], None] = print) -
     folder = regenerated_folder(weights)
     if facts["target_weight_sha256"] == weights or (folder / REPLIES_MANIFEST).exists():
         return None
-    note(f"regenerating about {facts['reply_tokens'] / 1000:.0f} k reply tokens with {described.model.id}")
+    note(f"regenerating about {first_part_tokens(facts) / 1000:.0f} k reply tokens with {described.model.id}")
     return build_replies(profile, own=OWN_ASKED, progress=progress_line(note))
 
 

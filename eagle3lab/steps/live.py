@@ -15,7 +15,9 @@ from eagle3lab.steps.show import training_bar
 from eagle3lab.targets.profiles import load_profile
 
 REDRAW_SECONDS = 10.0
-"""Least time between two drawings: each takes a moment from the training."""
+"""Least time between two drawings."""
+DRAWING_SHARE = 0.05
+"""Most of the time that drawing may take: the training waits meanwhile (over a second a drawing on two cores)."""
 
 
 @contextmanager
@@ -27,16 +29,18 @@ def training_live(run: Run) -> Iterator[Callable[[dict[str, Any]], None]]:
     """
     points, history = load_profile(run.manifest.profile).model.points, []
     figure = _Figure()
-    drawn = 0.0
+    due = 0.0
     with training_bar(run) as bar:
 
         def update(row: dict[str, Any]) -> None:
-            nonlocal drawn
+            nonlocal due
             bar(row)
             history.append(row)
-            if time.monotonic() - drawn >= REDRAW_SECONDS:
+            begun = time.monotonic()
+            if begun >= due:
                 figure.show(training_instruments(history, points))
-                drawn = time.monotonic()
+                now = time.monotonic()
+                due = now + max(REDRAW_SECONDS, (now - begun) / DRAWING_SHARE)
 
         yield update
     if history:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eagle3lab.acceptance import chain
 from eagle3lab.acceptance.chain import ChainDecoder
+from eagle3lab.acceptance.sampling import Greedy
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.targets.generate import generate
 from eagle3lab.targets.slots import SlotCache
@@ -37,6 +39,36 @@ def test_a_hundred_prompts_in_single_precision():
     assert own.target.dtype == torch.float32 and [reply.tokens for reply in replies] == plain
     counts = counts_of(replies, K)
     assert counts.accepted > 0 and counts.histogram[0] > 0
+
+
+def test_many_rows_are_judged_place_by_place_with_less_work(monkeypatch):
+    own, read = lab(), []
+    decoder = ChainDecoder(own.target, own.drafters["taught"], K)
+    logits = own.target.logits
+    monkeypatch.setattr(own.target, "logits", lambda last: read.append(last.shape[:-1].numel()) or logits(last))
+    found = []
+    for rows in (10**6, 1):
+        monkeypatch.setattr(chain, "MANY_ROWS", rows)
+        found.append((decoder.run(own.prompts[:40], max_new_tokens=LIMIT, batch=40), sum(read)))
+        read.clear()
+    (whole, all_places), (by_place, some) = found
+    assert whole == by_place and min(counts_of(whole, K).histogram) > 0
+    assert some < 0.8 * all_places
+
+
+def test_a_right_draft_behind_a_refused_one_is_not_kept():
+    own = lab()
+    decoder = ChainDecoder(own.target, own.drafters["taught"], K)
+    last = torch.randn(8, K + 1, own.target.hidden_size, generator=torch.Generator().manual_seed(4))
+    choice = own.target.logits(last).argmax(-1)
+    drafts = choice[:, :K].clone()
+    wrong = torch.tensor([[(row >> place) & 1 for place in range(K)] for row in range(8)])  # all 8 patterns of k = 3
+    drafts = (drafts + wrong) % own.target.vocab_size
+    agreed, bonus = decoder._judge_by_place(last, drafts)
+    expected = Greedy().verify(own.target.logits(last), drafts, decoder.kept, None)
+    assert agreed.tolist() == expected[0].tolist() == [3, 0, 1, 0, 2, 0, 1, 0]
+    assert bonus.tolist() == expected[1].tolist() == choice[torch.arange(8), agreed].tolist()
+    assert agreed.tolist() != (wrong == 0).sum(1).tolist(), "right drafts counted wherever they stand"
 
 
 def test_a_shared_beginning_is_read_once_and_changes_nothing():

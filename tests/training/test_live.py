@@ -27,7 +27,7 @@ def row(step: int) -> dict:
 CODE = f"""
 from types import SimpleNamespace
 from eagle3lab.steps import live
-live.REDRAW_SECONDS = 0
+live.REDRAW_SECONDS, live.DRAWING_SHARE = 0, 1e9
 run = SimpleNamespace(manifest=SimpleNamespace(profile="smollm2"), preset=SimpleNamespace(train_steps=30))
 with live.training_live(run) as progress:
     for made in {[row(10), row(20), row(30)]}:
@@ -57,6 +57,31 @@ def test_outside_a_notebook_there_is_only_the_bar(capsys):
         progress(row(10))
     shown = capsys.readouterr()
     assert shown.out == "" and "loss 1.00" in shown.err
+
+
+def test_drawing_takes_a_small_part_of_the_time(monkeypatch):
+    """A drawing of 1 s every 10 s would cost the training a tenth."""
+    from types import SimpleNamespace
+
+    from eagle3lab.steps import live
+
+    now, drawn = 0.0, []
+
+    def draw(history, points):
+        nonlocal now
+        now += 1.0
+        drawn.append(now)
+
+    monkeypatch.setattr(live, "training_instruments", draw)
+    monkeypatch.setattr(live, "time", SimpleNamespace(monotonic=lambda: now))
+    run = SimpleNamespace(manifest=SimpleNamespace(profile="smollm2"), preset=SimpleNamespace(train_steps=400))
+    with live.training_live(run) as progress:
+        for step in range(1, 401):
+            now += 1.0
+            progress(row(step))
+        while_training = len(drawn)
+    assert 0.8 * live.DRAWING_SHARE < while_training / drawn[-1] < 1.2 * live.DRAWING_SHARE
+    assert len(drawn) == while_training + 1 and drawn[-1] == now, "the last drawing shows the end"
 
 
 def test_instruments_need_a_row():
