@@ -76,9 +76,9 @@ PRESETS = {
         Preset(
             name="long",
             train_samples=None,
-            train_steps=12000,
+            train_steps=11000,
             batch_tokens=512,
-            draft_vocab_size=12288,
+            draft_vocab_size=16384,
             ttt_steps=3,
             learning_rate=3e-3,
             head_rows=1536,
