@@ -12,6 +12,11 @@ WINDOW = 64
 """Batches that are sorted by length together: padding shrinks, and the order over an epoch stays random."""
 
 
+def numbered_generator(seed: int, number: int) -> torch.Generator:
+    """Generator of the `number`-th epoch or step of a seed: the same on every rank and after a resume."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + number)
+
+
 def epoch_batches(
     lengths: Sequence[int], *, batch_tokens: int, seed: int, epoch: int, rank: int = 0, ranks: int = 1
 ) -> list[list[int]]:
@@ -26,7 +31,7 @@ def epoch_batches(
     """
     if not 0 <= rank < ranks:
         raise UsageError(f"rank {rank} of {ranks}", rule="0 <= rank < ranks")
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+    generator = numbered_generator(seed, epoch)
     order = torch.randperm(len(lengths), generator=generator).tolist()
     mean = max(1, sum(lengths) // max(1, len(lengths)))
     window = WINDOW * max(1, batch_tokens // mean)

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from eagle3lab.capture.epochs import numbered_generator
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
 from eagle3lab.drafter.packed import Packed
@@ -89,7 +90,7 @@ class BatchPlan:
             epoch += 1
 
     def _cut(self, epoch: int) -> list[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+        generator = numbered_generator(self.seed, epoch)
         groups = self.first_epoch if epoch == 0 and self.first_epoch is not None else [self.members]
         order = [group[i] for group in groups for i in torch.randperm(len(group), generator=generator).tolist()]
         batches: list[list[int]] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from eagle3lab.capture.epochs import numbered_generator
 from eagle3lab.training.loss import ARGMAX_COLUMNS
 
 FREQUENT_SHARE, DRAWN_SHARE = 2 / 3, 1 / 8
@@ -46,7 +47,7 @@ class HeadRows:
         if self.size >= ARGMAX_COLUMNS:  # whole blocks of columns: the loss looks for the highest of them by block
             wanted = -(-wanted // ARGMAX_COLUMNS) * ARGMAX_COLUMNS
         others = (~chosen).nonzero().squeeze(-1)
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + step)
+        generator = numbered_generator(self.seed, step)
         drawn = torch.randperm(len(others), generator=generator)[: wanted - int(chosen.sum())]
         chosen[others[drawn]] = True
         return chosen.nonzero().squeeze(-1)

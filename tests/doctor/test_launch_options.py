@@ -31,6 +31,7 @@ def told(line: str) -> list[Finding]:
     ("line", "named"),
     [
         (SGLANG.replace("algorithm", "algorthm"), "did you mean --speculative-algorithm?"),
+        (SGLANG.replace("speculative-algorithm", "speculative_algorithm"), "dashes, no underscores"),
         (f"{SGLANG} --mem-fracton-static 0.8", "did you mean --mem-fraction-static?"),
         (f"{SGLANG} --speculative-num-steps three", "'three'"),
         (f"{SGLANG} --speculative-num-steps 2.5", "'2.5'"),
@@ -60,7 +61,7 @@ def test_what_the_parser_would_refuse(line: str, named: str) -> None:
         f"{SGLANG} --context-length 128k --chunked-prefill-size -1 --tp $TP --disable-radix-cach",
         f"docker run --gpus all --device x --shm-size 32g --ipc=host lmsysorg/sglang:latest {SGLANG} --tp=8",
         f"torchrun --nnodes 1:4 -m {SGLANG.removeprefix('python3 -m ')} --nnodes 2",
-        f"{SGLANG} --enable-spec-capture --spec-capture-method eagle3 --speculative_num_steps 3",
+        f"{SGLANG} --enable-spec-capture --spec-capture-method eagle3 --speculative-num-steps 3",
         "python my_launcher.py --speculative-algorthm EAGLE3 --model-path T",
         f"""{VLLM} '{{"method": "deepseek_mtp", "num_speculative_tokens": 1}}' --max-model-len auto""",
         "vllm serve T -tp 8 --speculative-config.method eagle3 --speculative-config.num_speculative_tokens 3",

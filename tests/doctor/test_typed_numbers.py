@@ -32,6 +32,7 @@ def rows(count: int = 12, **more: Any) -> list[dict[str, Any]]:
         ),
         ("resume-losses", {"losses_straight": ["a", 2], "losses_resumed": ["b", 2]}, "losses_straight holds 'a'"),
         ("accept-counters", {"drafts": 8, "accepted": 0.5, "drafted": 24}, "accepted is 0.5"),
+        ("states-batch-1", {"cosine_to_batch_1": [0.999, 1.2]}, "row 1: 1.2 is no cosine"),
         ("draft-tokens", {"steps": 2.5, "topk": 1, "draft_tokens": 4}, "steps is 2.5"),
         (
             "accept-answer",
@@ -62,4 +63,5 @@ def test_right_values_are_left_alone() -> None:
     held = [{"step": 9, "simulated_accept_length": 1.0}]
     found = told("run-curve", curve=rows(gradient_norm=0.5, accuracy_by_step=[1.0, 0.0]), held_out=held)
     assert [one for one in found if one.severity == "error"] == []
+    assert [one.severity for one in told("states-batch-1", cosine_to_batch_1=[1.0004, 0.999])] == ["info"]
     assert told("resume-losses", losses_straight=[1, 2], losses_resumed=[1, 2.0])[0].evidence["equal"] is True

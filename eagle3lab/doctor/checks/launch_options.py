@@ -86,7 +86,12 @@ def _behind_server(args: Any) -> list[str]:
 def _sglang_flags(launch: Launch) -> Iterator[Finding]:
     for written in launch.spelt.values():
         flag = written.replace("_", "-")
-        if UNKNOWN.search(flag) or stored_option(flag) is not None:
+        if UNKNOWN.search(flag):
+            continue
+        if stored_option(flag) is not None:
+            if flag != written:  # argparse takes no underscores; vLLM's own parser does
+                text = f"{written} is no option of sglang 0.5.23: dashes, no underscores"
+                yield error(written, text, actual=written, fix=f"write {flag}", nearest=flag)
             continue
         near, alike = nearest_option(flag)
         text = f"{written} is no option of sglang 0.5.23; did you mean {near}?"

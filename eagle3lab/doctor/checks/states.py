@@ -15,6 +15,8 @@ from eagle3lab.doctor.views import id_list, mapping, real, whole
 OUTLIER = 0.35
 """Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than half."""
 COSINE = 0.99
+ROUNDING = 1e-3
+"""By so much a cosine of rows in bf16 may pass 1."""
 
 
 def report_findings(report: RowReport, where: str, dtype: str, points: Sequence[int], mask: Sequence[Any] = (),
@@ -215,9 +217,16 @@ def batch_one(facts: Facts) -> Iterator[Finding]:
     """Cosine of each stored row with the same row captured alone."""
     cosines = [real(value) for value in facts.get("cosine_to_batch_1") or []]
     limit = real(facts.get("threshold")) or COSINE
+    impossible = [index for index, value in enumerate(cosines) if value is not None and abs(value) > 1 + ROUNDING]
+    if impossible:
+        index = impossible[0]
+        text = f"row {index}: {cosines[index]:g} is no cosine, they lie within -1 and 1"
+        yield error("rows", text, actual=cosines[index], rows=impossible, fix="compare again: normalise both rows")
     bad = [index for index, value in enumerate(cosines) if value is None or value < limit]
-    if not bad:
+    if not bad and not impossible:
         yield info("rows", f"{len(cosines)} rows agree with a capture at batch 1", threshold=limit)
+        return
+    if not bad:
         return
     named = ", ".join(map(str, bad[:8]))
     values = [cosines[index] for index in bad]
