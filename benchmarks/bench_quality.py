@@ -30,7 +30,7 @@ from eagle3lab.acceptance.counts import AcceptanceCounts, total
 from eagle3lab.acceptance.intervals import compare
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
-from eagle3lab.capture.transformers_engine import _batches, capture_batch
+from eagle3lab.capture.transformers_engine import capture_in_memory
 from eagle3lab.core.files import write_json
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.build import Corpus, build_corpus
@@ -149,10 +149,8 @@ def remember(target: Target, profile: Profile, corpus: Corpus) -> Remembered:
     """States of all points that an arm reads."""
     points = sorted({point for arm in ARMS.values() for point in (arm.points or profile.model.points)})
     manifest = states_manifest(profile, corpus, target.tokenizer, 1, seed=0).model_copy(update={"points": points})
-    samples: dict[int, Sample] = {}
-    for batch in _batches(list(corpus.train), corpus.samples, 4096):
-        samples |= capture_batch(target, corpus.samples, batch, manifest)
-    return Remembered(dict(sorted(samples.items())), manifest)
+    trained = [corpus.samples[number] for number in corpus.train]
+    return Remembered(dict(enumerate(capture_in_memory(target, trained, points))), manifest)
 
 
 def widen(drafter: Eagle3Drafter, times: int, seed: int) -> None:

@@ -19,9 +19,10 @@ from eagle3lab.acceptance.controls import CONTROLS, replay_counts
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
 from eagle3lab.acceptance.intervals import compare
 from eagle3lab.capture.store import Sample
+from eagle3lab.capture.transformers_engine import capture_in_memory
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.corpus.build import held_out
-from eagle3lab.corpus.chat import render_prompt
+from eagle3lab.corpus.chat import Rendered, render_prompt
 from eagle3lab.corpus.prompts import Prompt
 from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
@@ -272,14 +273,10 @@ def _lost(
 def capture_replies(
     target: Target, prompts: Sequence[list[int]], replies: Sequence[list[int]], points: list[int]
 ) -> list[Sample]:
-    """States along prompt + reply, one sample at a time, in the target's own precision."""
-    samples = []
-    for number, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
-        ids = torch.tensor([*prompt, *reply])
-        last, states = target.states(ids[None], points=points)
-        mask = torch.arange(len(ids)) >= len(prompt)
-        samples.append(Sample(number, ids, mask, torch.cat(states, -1)[0], last[0]))
-    return samples
+    """States along prompt + reply, in the target's own precision."""
+    pairs = zip(prompts, replies, strict=True)
+    texts = [Rendered([*prompt, *reply], [False] * len(prompt) + [True] * len(reply)) for prompt, reply in pairs]
+    return capture_in_memory(target, texts, points)
 
 
 def differences(

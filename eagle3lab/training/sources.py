@@ -43,7 +43,8 @@ class OnlineStates:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Sample:
-        return capture_batch(self.target, self.samples, [index], self.manifest)[index]
+        points, pre_norm = self.manifest.points, self.manifest.last == "pre_norm"
+        return capture_batch(self.target, self.samples, [index], points, pre_norm=pre_norm)[index]
 
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""

@@ -7,7 +7,7 @@ import torch
 
 from eagle3lab.capture import transformers_engine
 from eagle3lab.capture.store import Store, StoreWriter
-from eagle3lab.capture.transformers_engine import capture, capture_batch
+from eagle3lab.capture.transformers_engine import capture, capture_batch, capture_in_memory
 from eagle3lab.corpus.chat import Rendered
 from tests.capture.capturing import conversations, manifest, split
 from tests.tiny import HIDDEN, POINTS, tiny_target
@@ -34,14 +34,28 @@ def difference(found, expected) -> float:
     return worst
 
 
-@pytest.mark.parametrize("last", ["post_norm", "pre_norm"])
-def test_states_are_those_of_whole_rows(last):
-    target, samples, facts = tiny_target(), prefixed(), manifest(last=last)
-    alone = {m: capture_batch(target, samples, [m], facts)[m] for m in range(len(samples))}
+@pytest.mark.parametrize("pre_norm", [False, True])
+def test_states_are_those_of_whole_rows(pre_norm):
+    target, samples = tiny_target(), prefixed()
     members = list(range(len(samples)))
-    assert difference(capture_batch(target, samples, members, facts, shared=len(PREFIX)), alone) < 1e-5
+
+    def captured(batch, shared=0):
+        return capture_batch(target, samples, batch, POINTS, pre_norm=pre_norm, shared=shared)
+
+    alone = {m: captured([m])[m] for m in members}
+    assert difference(captured(members, shared=len(PREFIX)), alone) < 1e-5
     # wrong: the first row's next token taken for everyone's
-    assert difference(capture_batch(target, samples, members, facts, shared=len(PREFIX) + 1), alone) > 1e-2
+    assert difference(captured(members, shared=len(PREFIX) + 1), alone) > 1e-2
+
+
+def test_in_memory_in_the_order_of_the_samples():
+    target, samples = tiny_target(), prefixed()
+    found = capture_in_memory(target, samples, POINTS)
+    assert [sample.index for sample in found] == list(range(len(samples)))
+    assert (
+        difference(dict(enumerate(found)), {m: capture_batch(target, samples, [m], POINTS)[m] for m in range(12)})
+        < 1e-5
+    )
 
 
 def test_capture_reads_the_prefix_once_a_batch(tmp_path, monkeypatch):

@@ -136,3 +136,18 @@ def test_no_disk_space_is_said_before_the_download(lab):
 def test_source_without_config_is_an_error(tmp_path):
     with pytest.raises(FetchError, match=r"config\.json"):
         fetching.fetch(load_profile("smollm2"), source=str(tmp_path))
+
+
+def test_a_gguf_file_is_parsed_once_while_it_is_dequantised(monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    read: list[str] = []
+
+    def reader(path: str) -> object:
+        read.append(path)
+        return object()
+
+    monkeypatch.setattr(gguf, "GGUFReader", reader)
+    with fetching._parsed_once():
+        assert gguf.GGUFReader("a") is gguf.GGUFReader("a") and gguf.GGUFReader("b") is not gguf.GGUFReader("a")
+    assert read == ["a", "b"]
+    assert gguf.GGUFReader is reader, "transformers gets its own back"

@@ -47,7 +47,7 @@ def shards(corpus) -> list[list[int]]:
 
 
 def write(writer: StoreWriter, target, corpus, shards, index: int) -> None:
-    writer.write(index, [capture_batch(target, corpus, [m], writer.manifest)[m] for m in shards[index]])
+    writer.write(index, [capture_batch(target, corpus, [m], writer.manifest.points)[m] for m in shards[index]])
 
 
 @pytest.fixture
