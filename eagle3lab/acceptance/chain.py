@@ -327,7 +327,7 @@ class ChainDecoder:
         Args:
             last: [R, k+1, H], the target's last states. drafts: int64 [R, k].
         """
-        going = torch.arange(len(drafts))
+        going = torch.arange(len(drafts), device=drafts.device)
         agreed, bonus = torch.zeros_like(going), torch.zeros_like(going)
         for place in range(self.k + 1):
             choice = self.rule.choose(self.target.logits(last[going, place]))
