@@ -91,12 +91,13 @@ def start_of(target: Target) -> dict[str, Any]:
     return {"fc": "kaiming-uniform", "block": "fresh"}
 
 
-def train_settings(preset: Preset, seed: int, convention: Convention = "served") -> TrainSettings:
-    """Settings of a preset."""
+def train_settings(preset: Preset, seed: int, chain: int, convention: Convention = "served") -> TrainSettings:
+    """Settings of a preset; chain: drafts of a chain in the held-out replay."""
     return TrainSettings(
         steps=preset.train_steps,
         batch_tokens=preset.batch_tokens,
         ttt_steps=preset.ttt_steps,
+        chain=chain,
         learning_rate=preset.learning_rate,
         head_rows=preset.head_rows,
         seed=seed,
@@ -138,7 +139,7 @@ def train_drafter(
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         kept = torch.from_numpy(vocabulary.kept)
         drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
-        settings = train_settings(run.preset, run.manifest.seed, convention)
+        settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens, convention)
         if profile.random_weights:
             # No step of it is better than another, and a checkpoint of 2.5 GB takes longer than its few steps.
             settings = replace(settings, checkpoint_every=0)

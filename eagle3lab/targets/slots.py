@@ -16,12 +16,14 @@ from torch import Tensor
 
 ATTENTION = "eagle3lab_grouped"
 """Name under which `grouped_attention` is registered with transformers."""
+FEW_QUERIES = 16
+"""Up to so many queries of a key/value head, float32 on a CPU: two plain products are faster than the fused kernel."""
 PREFILL_TOKENS = 1024
 """Tokens, padding counted, that one forward reads of new prompts: enough for a fast matrix product on a CPU."""
 
 
 class SlotCache:
-    """Keys and values of all layers, `[rows, capacity, kv_heads, head_dim]` each, allocated at first use.
+    """Keys and values of all layers, `[rows, kv_heads, capacity, head_dim]` each, allocated at first use.
 
     Args:
         rows: number of sequences B.
@@ -55,18 +57,16 @@ class SlotCache:
             those to attend to, `[rows, kv_heads, visible, head_dim]` each.
         """
         if layer_idx == len(self.keys):
-            shape = (self.rows, self.capacity, keys.shape[1])
-            self.keys.append(torch.zeros(*shape, keys.shape[-1], dtype=keys.dtype, device=keys.device))
-            self.values.append(torch.zeros(*shape, values.shape[-1], dtype=values.dtype, device=values.device))
+            for layers, new in ((self.keys, keys), (self.values, values)):
+                shape = (self.rows, new.shape[1], self.capacity, new.shape[-1])
+                layers.append(torch.zeros(shape, dtype=new.dtype, device=new.device))
         rows = self._active if self._active is not None else torch.arange(self.rows, device=keys.device)
-        stored_keys, stored_values = self.keys[layer_idx], self.values[layer_idx]
-        stored_keys[rows[:, None], self._positions] = keys.transpose(1, 2)
-        stored_values[rows[:, None], self._positions] = values.transpose(1, 2)
-        if self._active is None:
-            seen = stored_keys[:, : self._visible], stored_values[:, : self._visible]
-        else:
-            seen = stored_keys[self._active, : self._visible], stored_values[self._active, : self._visible]
-        return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+        seen: list[Tensor] = []
+        for stored, new in ((self.keys[layer_idx], keys), (self.values[layer_idx], values)):
+            stored[rows[:, None], :, self._positions] = new.transpose(1, 2)
+            here = slice(None) if self._active is None else self._active
+            seen.append(stored[here, :, : self._visible])
+        return seen[0], seen[1]
 
     @torch.inference_mode()  # as the tensors that it writes to
     def keep(self, rows: Tensor, used: int) -> None:
@@ -80,14 +80,14 @@ class SlotCache:
         self.rows = len(rows)
         for stored in (self.keys, self.values):
             for layer, whole in enumerate(stored):
-                whole[moved, :used] = whole[rows[moved], :used]
+                whole[moved, :, :used] = whole[rows[moved], :, :used]
                 stored[layer] = whole[: self.rows]
 
     @torch.inference_mode()
     def share(self, count: int) -> None:
         """Copy the first `count` slots of row 0 to every row: a text that all of them begin with is read once."""
         for stored in (*self.keys, *self.values):
-            stored[1:, :count] = stored[:1, :count]
+            stored[1:, :, :count] = stored[:1, :, :count]
 
     def move(self, rows: Tensor, source: Tensor, destination: Tensor) -> None:
         """Copy slots within rows in every layer (a tree's accepted branch becomes the row's text).
@@ -96,7 +96,7 @@ class SlotCache:
             rows: int64 [m]; source, destination: int64 [m, q] slots.
         """
         for stored in (*self.keys, *self.values):
-            stored[rows[:, None], destination] = stored[rows[:, None], source]
+            stored[rows[:, None], :, destination] = stored[rows[:, None], :, source]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of visible slots: what transformers asks a cache for."""
@@ -173,6 +173,26 @@ def grouped_attention(
         )
         return output.transpose(1, 2).contiguous(), None
     packed = query.reshape(batch, kv_heads, group * length, dim)
-    mask = attention_mask.expand(batch, 1, length, key.shape[2]).repeat(1, 1, group, 1)
-    output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    if group * length <= FEW_QUERIES and query.dtype == torch.float32 and not query.is_cuda:
+        output = _few_queries(packed, key, value, attention_mask, dim**-0.5 if scaling is None else scaling)
+    else:
+        mask = attention_mask.expand(batch, 1, length, key.shape[2]).repeat(1, 1, group, 1)
+        output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
     return output.view(batch, heads, length, value.shape[-1]).transpose(1, 2).contiguous(), None
+
+
+def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Attention as two batched products: the fused CPU kernel works on blocks of queries that would be mostly empty.
+
+    Args:
+        query: [B, kv_heads, group * q, d]. key, value: [B, kv_heads, n, d]. mask: bool, [B, 1, q, n] or its first 1.
+
+    Returns:
+        [B, kv_heads, group * q, d of the value].
+    """
+    batch, kv_heads, rows, _ = query.shape
+    length = mask.shape[-2]
+    scores = (query * scale).flatten(0, 1) @ key.flatten(0, 1).transpose(1, 2)
+    hidden = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, float("-inf"))
+    scores.view(batch, kv_heads * rows // length, length, -1).add_(hidden)
+    return (scores.softmax(-1) @ value.flatten(0, 1)).view(batch, kv_heads, rows, -1)

@@ -51,7 +51,9 @@ class TrainSettings:
     batch_tokens: int = 512
     """Tokens a step (prompt tokens included), over all ranks."""
     ttt_steps: int = 3
-    """K: depth of the training-time test; at least the chain length that will be served."""
+    """K: depth of the training-time test. A served chain may be longer: the drafter goes on from its own states."""
+    chain: int | None = None
+    """Drafts of a chain in the held-out replay; None = K."""
     learning_rate: float = 1e-3
     warmup_share: float = 0.03
     final_share: float = 0.02
@@ -240,9 +242,19 @@ class Trainer:
             sums = loss_over(None, [h.detach() for h in hidden], weight.detach())[1] if told else None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        norm = full(torch.nn.utils.clip_grad_norm_(self.parameters, s.clip, foreach=True))
+        return loss.detach(), self._update(), sums
+
+    def _update(self) -> Tensor:
+        """One AdamW step on gradients clipped to the norm `clip`; returns the norm before."""
+        if self.world.size > 1:
+            norm = full(torch.nn.utils.clip_grad_norm_(self.parameters, self.settings.clip, foreach=True))
+        else:  # the fused optimiser divides what it reads anyway: a pass over all gradients less
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+            scale = (norm / self.settings.clip).clamp_min(1.0)
+            self.optimizer.grad_scale = scale  # type: ignore[attr-defined]  # where torch.amp.GradScaler puts it
         self.optimizer.step()
-        return loss.detach(), norm, sums
+        return norm
 
     def run(
         self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None
@@ -334,7 +346,7 @@ class Trainer:
         )
 
     def evaluate(self, step: int) -> bool:
-        """Held-out replay: accept length along the decode path and accuracy by position (teacher-forced, k = K).
+        """Held-out replay: accept length along the decode path and over all positions (teacher-forced).
 
         Returns:
             whether it is the best so far.
@@ -346,7 +358,8 @@ class Trainer:
             return False
         drafter = whole(self.drafter, self.plain)
         mine = self.held_out[self.world.rank :: self.world.size]
-        walks = walk_samples(drafter, (self.store[i] for i in mine), self.settings.ttt_steps)
+        chain = self.settings.chain or self.settings.ttt_steps
+        walks = walk_samples(drafter, (self.store[i] for i in mine), chain)
         counts = torch.tensor(
             [
                 sum(len(w.starts) for w in walks),

@@ -191,7 +191,7 @@ def test_a_stale_cache_changes_the_text(monkeypatch):
     def stale(self, keys, values, layer_idx, *rest, **more):
         if layer_idx < len(self.keys):
             rows = self._active if self._active is not None else torch.arange(self.rows)
-            old = self.keys[layer_idx][rows[:, None], self._positions]
+            old = self.keys[layer_idx][rows[:, None], :, self._positions]
             written = (old != 0).any(-1).any(-1)[:, None, :, None]
             keys = torch.where(written, old.transpose(1, 2), keys)
         return right(self, keys, values, layer_idx, *rest, **more)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eagle3lab.core.errors import TrainingError, UsageError
-from eagle3lab.training import watch
+from eagle3lab.training import trainer, watch
 from eagle3lab.training.distributed import World
 from eagle3lab.training.trainer import Watching
 from eagle3lab.training.watch import Guard, Lines, Window, chain_length, fc_stds
@@ -70,6 +70,16 @@ def test_expected_acceptance_counts_out_of_vocabulary_as_missed(states, tmp_path
 def test_chain_length():
     assert chain_length([0.5, 0.5, 0.5]) == 1 + 0.5 + 0.25 + 0.125
     assert chain_length([0.5, None, 0.5]) == 1.5, "unknown is no hit"
+
+
+@pytest.mark.parametrize("chain", [None, 1, 3])
+def test_held_out_chains_may_be_longer_than_the_training(states, tmp_path, monkeypatch, chain):
+    """The wrong version, chains as deep as the training whatever is served, is the first case."""
+    made, seen = jobs.trainer(states, tmp_path, ttt_steps=2, chain=chain), []
+    walk = trainer.walk_samples
+    monkeypatch.setattr(trainer, "walk_samples", lambda *args: seen.append(args[2]) or walk(*args))
+    made.evaluate(0)
+    assert seen == [chain or 2] and made.result.held_out[0]["chains"] > 0
 
 
 def test_fc_ratio():

@@ -17,6 +17,8 @@ from eagle3lab.doctor.readers.notebooks import add_folder
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.views import mapping
 
+RUN_FILES = ("manifest.json", "status.json")
+"""What every run directory holds from its start."""
 FC_ROWS = 512
 """Rows of a snapshot of fc that are looked at: enough for its standard deviation and its change."""
 
@@ -26,16 +28,21 @@ def read(value: str, facts: Facts) -> None:
     folder = existing(value, "--run")
     if not folder.is_dir():
         raise UsageError(f"--run {folder} is no folder", rule="a run directory", fix="eagle3lab runs list")
+    if not any((folder / name).exists() for name in RUN_FILES):
+        raise UsageError(
+            f"{folder} is no run directory",
+            rule=f"it holds {' and '.join(RUN_FILES)}",
+            fix="eagle3lab runs list; a drafter's folder is given with --draft",
+        )
+    _json(folder / "manifest.json", folder, facts)
     status = _json(folder / "status.json", folder, facts)
     if status is None:
         facts.could_not("how the run ended", f"{folder} has no readable status.json", fix="eagle3lab runs list")
     else:
         facts.put("status", status, str(folder / "status.json"))
-    metrics = _json(folder / "metrics.json", folder, facts) or {}
-    measured = {n: s for n, s in mapping(metrics.get("sets")).items() if "counts" in mapping(s)}
-    if measured or "counts" in metrics:
-        report = {"sets": measured} if measured else metrics
-        facts.put("acceptance", report, str(folder / "metrics.json"))
+    metrics = _json(folder / "metrics.json", folder, facts)
+    if metrics is not None:
+        _acceptance(metrics, folder / "metrics.json", facts)
     training = _json(folder / "training.json", folder, facts) or {}
     for name, key in (("curve", "history"), ("held_out", "held_out")):
         if isinstance(training.get(key), list):
@@ -49,6 +56,14 @@ def read(value: str, facts: Facts) -> None:
     if notebooks.is_dir() and inside(notebooks, folder.resolve()):
         add_folder(notebooks, facts)
         _drop_unfinished(facts, mapping(status))
+
+
+def _acceptance(metrics: Mapping[str, Any], path: Path, facts: Facts) -> None:
+    measured = {name: found for name, found in mapping(metrics.get("sets")).items() if "counts" in mapping(found)}
+    if measured or "counts" in metrics:
+        facts.put("acceptance", {"sets": measured} if measured else metrics, str(path))
+    else:
+        facts.could_not("acceptance", f"{path} has neither `counts` nor `sets` with counts")
 
 
 def _drop_unfinished(facts: Facts, status: Mapping[str, Any]) -> None:
@@ -67,11 +82,14 @@ def _json(path: Path, root: Path, facts: Facts) -> dict[str, Any] | None:
     try:
         parsed = read_json(path)
     except ReadError as error:
-        facts.broken(str(path), error.what)
+        facts.broken(str(path), error.what.removeprefix(f"{path} "))
         return None
     if parsed.not_finite:
         facts.broken(str(path), f"NaN or infinity at {', '.join(parsed.not_finite[:5])}, which is not JSON")
-    return parsed.value if isinstance(parsed.value, dict) else None
+    if not isinstance(parsed.value, dict):
+        facts.broken(str(path), f"holds a JSON {type(parsed.value).__name__}, not an object")
+        return None
+    return parsed.value
 
 
 def _trajectory(folder: Path, facts: Facts) -> None:

@@ -1,0 +1,51 @@
+"""`--run`: a folder that is none is refused, and a file of a run that cannot be used is named, never passed over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eagle3lab.core.errors import UsageError
+from eagle3lab.doctor.findings import Report
+from eagle3lab.doctor.run import Inputs, visit
+
+COUNTS = {"counts": {"verify_steps": 40, "proposed": 120, "accepted": 30}, "k": 3, "accept_length": 1.75}
+STATUS = {"notebooks": {}, "steps": {"train": {"status": "ok"}}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, value in (("manifest", {"preset": {}}), ("status", STATUS), ("metrics", {"sets": {"own": COUNTS}})):
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    return tmp_path
+
+
+def told(folder: Path) -> tuple[Report, dict[str, str]]:
+    report = visit(Inputs(run=str(folder)))
+    return report, {f.message: f.severity for f in report.findings}
+
+
+def test_a_whole_run(folder: Path) -> None:
+    report, messages = told(folder)
+    assert "error" not in messages.values() and report.checks_run
+    assert not any("metrics.json" in message for message in messages)
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"is no run directory; it holds manifest\.json and status\.json"):
+        told(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "status.json", "metrics.json", "training.json"])
+@pytest.mark.parametrize(("text", "why"), [("{", "is not JSON"), ("[1]", "holds a JSON list"), ("", "is not JSON")])
+def test_a_broken_file_is_an_error(folder: Path, name: str, text: str, why: str) -> None:
+    (folder / name).write_text(text)
+    _, messages = told(folder)
+    assert [severity for message, severity in messages.items() if f"{folder / name}: {why}" in message] == ["error"]
+
+
+def test_a_report_without_counts_is_told(folder: Path) -> None:
+    (folder / "metrics.json").write_text(json.dumps({"sets": {"own": {"accept_length": 1.9}}}))
+    assert any("neither `counts` nor `sets`" in message for message in told(folder)[1])
