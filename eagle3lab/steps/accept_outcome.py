@@ -6,20 +6,18 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from eagle3lab.core.errors import UsageError
+from eagle3lab.steps.options import require
 from eagle3lab.steps.output import table
 
 
 def check_options(*, gate: float | None, temperature: float | None, seed: int, limit: int | None = None) -> None:
     """Refuse (`UsageError`) what no measurement can mean: NaN passes every gate, a limit of -1 drops a prompt."""
-    for flag, value, right, rule in (
+    require(
         ("--min-accept-length", gate, gate is None or math.isfinite(gate), "a finite number"),
         ("--temperature", temperature, temperature is None or 0 <= temperature < math.inf, "0 or more"),
         ("--seed", seed, seed >= 0, "0 or more"),
         ("--limit", limit, limit is None or limit >= 1, "1 or more"),
-    ):
-        if not right:
-            raise UsageError(f"{flag} {value}", rule=rule)
+    )
 
 
 @dataclass(frozen=True, slots=True)

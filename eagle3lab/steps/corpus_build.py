@@ -8,6 +8,7 @@ The shipped replies in `data/replies` were made by this command's functions; the
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ from eagle3lab.corpus.replies import (
     save_replies,
     write_replies,
 )
+from eagle3lab.steps.options import require
 from eagle3lab.targets.fetch import fetch, fetched_folder, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import load_profile
@@ -56,7 +58,14 @@ def build_replies(
 
     Raises:
         CorpusError: the profile has no chat turns, or `out` holds replies already.
+        UsageError: an amount that means nothing.
     """
+    require(
+        ("--own", own, own >= 0, "0 or more"),
+        ("--temperature", temperature, 0 <= temperature < math.inf, "0 or more"),
+        ("--max-new-tokens", max_new_tokens, max_new_tokens >= 1, "1 or more"),
+        ("--seed", seed, seed >= 0, "0 or more"),
+    )
     described = load_profile(profile)
     if described.chat is None:
         raise CorpusError(f"profile '{profile}' has no [chat] section", rule="prompts need chat turns")

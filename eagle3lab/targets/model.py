@@ -11,8 +11,11 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from eagle3lab.core.errors import FetchError, PointsError
+from eagle3lab.core.errors import FetchError, PointsError, UsageError, nearest
 from eagle3lab.targets.slots import ATTENTION, SlotCache, causal_slot_mask, grouped_attention
+
+COMPUTE_TYPES = ("float32", "bfloat16", "float16")
+"""Types that a target can be loaded in."""
 
 
 class Target:
@@ -159,7 +162,10 @@ def load_target(
 
     Raises:
         FetchError: the folder is missing or is not a transformers model.
+        UsageError: a dtype that is none of `COMPUTE_TYPES`.
     """
+    if dtype not in COMPUTE_TYPES:
+        raise UsageError(f"'{dtype}' is no type to compute in", rule=nearest(dtype, COMPUTE_TYPES))
     import transformers
 
     transformers.AttentionInterface.register(ATTENTION, grouped_attention)
