@@ -69,10 +69,10 @@ class Arm:
 
 ARMS = {
     "base": Arm(),
-    "head-rows": Arm(settings={"head_rows": 1536}),
+    "head-rows": Arm(settings={"head_rows": 1536, "full_head_share": 0.1}),
     "head-rows-always": Arm(settings={"head_rows": 1536, "full_head_share": 0.0}),
-    "head-rows-vocab-16384": Arm(settings={"head_rows": 1536}, draft_vocab_size=16384),
-    "head-rows-K-2": Arm(settings={"head_rows": 1536, "ttt_steps": 2}),
+    "head-rows-vocab-16384": Arm(settings={"head_rows": 1536, "full_head_share": 0.1}, draft_vocab_size=16384),
+    "head-rows-K-2": Arm(settings={"head_rows": 1536, "full_head_share": 0.1, "ttt_steps": 2}),
     "points-2-15-29": Arm(points=(2, 15, 29)),
     "wide-mlp-2x": Arm(wide=2),
     "prompts-too": Arm(all_tokens=True),

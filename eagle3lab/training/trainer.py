@@ -70,7 +70,7 @@ class TrainSettings:
     """Base of the step weights; None = the convention's."""
     head_rows: int = 0
     """Rows of the head that a step's loss is taken over (`training.head_rows`); 0 = all."""
-    full_head_share: float = 0.1
+    full_head_share: float = 0.05
     """Last share of the steps, over all rows whatever `head_rows` says."""
     precision: Literal["bf16", "fp32"] = "bf16"
     train_lm_head: bool = True

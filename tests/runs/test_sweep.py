@@ -158,7 +158,7 @@ from eagle3lab.core.files import build_folder
 from eagle3lab.core.paths import cache_folder
 from eagle3lab.runs.directory import Run
 lab, made = Run.open(run), []
-name = f"states-{seed}" if lab.preset.ttt_steps == 2 else "states"
+name = f"states-{seed}" if lab.preset.ttt_steps == 4 else "states"
 build_folder(cache_folder() / name, lambda part: (time.sleep(1), made.append(part)))
 lab.add_inputs(states=name)
 lab.merge_metrics({"capture": {}}, timing={"capture_tokens_per_second": 9.0 if made else None})
@@ -167,7 +167,7 @@ lab.merge_metrics({"capture": {}}, timing={"capture_tokens_per_second": 9.0 if m
     outcome, _ = go(ONE + "workers: 3\ngrid: {seed: [0, 1, 2]}", folder)
     assert outcome.as_json()["summary"]["captures"] == {"done": 1, "cached": 2, "sets_of_states": 1}
     assert "captures: 1 done, 2 found in the cache, 1 different sets of states" in outcome.as_text()
-    outcome, _ = go(ONE + "fixed: {ttt_steps: 2}\ngrid: {seed: [0, 1]}", folder)
+    outcome, _ = go(ONE + "fixed: {ttt_steps: 4}\ngrid: {seed: [0, 1]}", folder)
     assert outcome.as_json()["summary"]["captures"] == {"done": 2, "cached": 0, "sets_of_states": 2}
 
 
