@@ -19,7 +19,7 @@ class Preset:
         train_steps: optimiser steps.
         batch_tokens: tokens of one optimiser step.
         draft_vocab_size: Vd, rows of the drafter's head.
-        ttt_steps: K, the steps of training-time test; fewer than a served chain has, but more of them in the time.
+        ttt_steps: K, the steps of training-time test.
         learning_rate: peak of the cosine schedule.
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
@@ -62,7 +62,7 @@ PRESETS = {
         Preset(
             name="default",
             train_samples=480,
-            train_steps=2000,
+            train_steps=1900,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=2,
@@ -71,15 +71,15 @@ PRESETS = {
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=False,
-            control_prompts=16,
+            control_prompts=12,
         ),
         Preset(
             name="long",
-            train_samples=None,
-            train_steps=9000,
+            train_samples=8000,
+            train_steps=8500,
             batch_tokens=512,
             draft_vocab_size=16384,
-            ttt_steps=2,
+            ttt_steps=3,
             learning_rate=3e-3,
             head_rows=1536,
             eval_prompts=64,

@@ -223,7 +223,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate(step)
         choice = self.choice(batch)
-        with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=s.precision == "bf16"):
+        with self._precision():
             hidden = [h.to(self.compute) for h in self.drafter(batch, s.ttt_steps)]
 
         def loss_over(rows: Tensor | None, hidden: list[Tensor], weight: Tensor) -> tuple[Tensor, StepSums]:
@@ -243,6 +243,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         return loss.detach(), self._update(), sums
+
+    def _precision(self) -> torch.autocast:
+        """What forwards run in."""
+        return torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=self.settings.precision == "bf16")
 
     def _update(self) -> Tensor:
         """One AdamW step on gradients clipped to the norm `clip`; returns the norm before."""
@@ -346,7 +350,8 @@ class Trainer:
         )
 
     def evaluate(self, step: int) -> bool:
-        """Held-out replay: accept length along the decode path and over all positions (teacher-forced).
+        """Held-out replay: accept length along the decode path and over all positions (teacher-forced, in
+        the precision of the training).
 
         Returns:
             whether it is the best so far.
@@ -359,7 +364,8 @@ class Trainer:
         drafter = whole(self.drafter, self.plain)
         mine = self.held_out[self.world.rank :: self.world.size]
         chain = self.settings.chain or self.settings.ttt_steps
-        walks = walk_samples(drafter, (self.store[i] for i in mine), chain)
+        with self._precision():
+            walks = walk_samples(drafter, (self.store[i] for i in mine), chain)
         counts = torch.tensor(
             [
                 sum(len(w.starts) for w in walks),
