@@ -24,6 +24,8 @@ SIX_DIGITS = 5.000001e-7
 """Half a unit of the last digit of 0.000000."""
 NEAR = 0.40
 """A family is a candidate when its std is within this share of the reported one."""
+LARGEST = 3.4028235e38
+"""Of float32, which bf16's largest lies below."""
 DRAWN_BY = {
     "kaiming-uniform": "torch nn.Linear (TorchSpec, EAGLE)",
     "normal-0.02": "transformers post_init (SpecForge, speculators)",
@@ -93,7 +95,7 @@ def answer_number_pair(shape: tuple[int, int], mean: float | str, std: float | s
     Numbers given as text keep their number of digits: a difference within half a unit of the last one decides nothing.
 
     Raises:
-        UsageError: text that is no number, or a negative std.
+        UsageError: text that is no number, a negative std, or more than a weight can hold.
     """
     mean, mean_rounding = _number("--mean", mean)
     std, rounding = _number("--std", std)
@@ -106,6 +108,9 @@ def answer_number_pair(shape: tuple[int, int], mean: float | str, std: float | s
         answer.does_not_follow.append("how many entries are hit: one is enough to make both numbers NaN.")
         answer.decides.append("eagle3lab inspect CHECKPOINT counts them and names the first row and column.")
         return answer
+    for flag, number in (("--mean", mean), ("--std", std)):
+        if abs(number) > LARGEST:
+            raise UsageError(f"{flag} {number:g}", rule=f"no float32 or bf16 weight is above {LARGEST:.3g}")
     if std == 0:
         answer.in_short = "fc is dead, or its std was printed with too few digits."
         answer.follows.append(f"DEAD: std 0 means that every entry is {mean:g}: fc passes on nothing of the states.")

@@ -82,7 +82,7 @@ def test_bad_shapes_are_refused(text: str) -> None:
         parse_shape(text)
 
 
-@pytest.mark.parametrize("std", ["-1", "abc", ""])
+@pytest.mark.parametrize("std", ["-1", "abc", "", "1e308", "3.41e38"])
 def test_bad_numbers_are_refused(std: str) -> None:
     with pytest.raises(UsageError):
         answer_number_pair(KIMI, "0", std)
