@@ -185,7 +185,7 @@ def _few_queries(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale:
     """Attention as two batched products: the fused CPU kernel works on blocks of queries that would be mostly empty.
 
     Args:
-        query: [B, kv_heads, group * q, d]. key, value: [B, kv_heads, n, d]. mask: bool, [B, 1, q, n] or its first 1.
+        query: [B, kv_heads, group * q, d]. key, value: [B, kv_heads, n, d]. mask: bool [B or 1, 1, q, n].
 
     Returns:
         [B, kv_heads, group * q, d of the value].
