@@ -40,7 +40,7 @@ NEEDED: dict[str, str | None] = {
 }
 """Notebook -> the last step that must be done before it. Those without one make a new run."""
 
-NEEDED_WITH_DRAFT: dict[str, str] = {"04_inspect_fc": "capture", "05_measure_acceptance": "corpus"}
+NEEDED_WITH_DRAFT: dict[str, str | None] = {"04_inspect_fc": None, "05_measure_acceptance": "corpus"}
 """The same when the reader's own checkpoint is looked at: nothing is trained for that."""
 
 OWN = {

@@ -9,6 +9,7 @@ from typing import Any
 
 from eagle3lab.core.files import read_json
 from eagle3lab.runs.directory import Run
+from eagle3lab.targets.adopt import adopt
 from eagle3lab.targets.fetch import TARGET_MANIFEST, fetch, fetched_folder, weight_hash
 from eagle3lab.targets.profiles import Profile, load_profile
 
@@ -25,8 +26,9 @@ class TargetSummary:
 
 
 def fetch_target(profile: str, source: str | None = None, *, note: Callable[[str], None] = print) -> Path:
-    """Folder of the target of `profile`; fetched when absent. See `eagle3lab.targets.fetch.fetch`."""
-    return fetch(load_profile(profile), source=source, note=note)
+    """Folder of the target of `profile`, fetched when absent; or made of `source` (`eagle3lab.targets.adopt`)."""
+    loaded = load_profile(profile)
+    return fetch(loaded, note=note) if source is None else adopt(loaded, source, note=note)
 
 
 def fetch_for(run: Run, *, note: Callable[[str], None] = print) -> TargetSummary:

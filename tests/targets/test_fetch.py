@@ -133,11 +133,6 @@ def test_no_disk_space_is_said_before_the_download(lab):
     assert index.calls == 0
 
 
-def test_source_without_config_is_an_error(tmp_path):
-    with pytest.raises(FetchError, match=r"config\.json"):
-        fetching.fetch(load_profile("smollm2"), source=str(tmp_path))
-
-
 def test_a_gguf_file_is_parsed_once_while_it_is_dequantised(monkeypatch):
     gguf = pytest.importorskip("gguf")
     read: list[str] = []

@@ -35,7 +35,7 @@ def dtype_of(name: object) -> str | None:
     reads=("tokens_each", "conversations", "H", "points"),
     also=("with_last", "dtype", "disk_free_bytes"),
     rule="bytes = conversations x tokens x H x (points + 1 with the last state) x bytes a number, and they fit",
-    fix="fewer conversations or points, a larger disk, or no last state (--last none)",
+    fix="fewer conversations or points, a larger disk, or eagle3lab states shrink (half the bytes)",
 )
 def disk(facts: Facts) -> Iterator[Finding]:
     """The arithmetic of a plan, against the free bytes when they are known."""

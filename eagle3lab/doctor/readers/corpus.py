@@ -141,7 +141,7 @@ def read_tokenizer(value: str, facts: Facts) -> None:
         return
     if importlib.util.find_spec("transformers") is None:
         facts.could_not(
-            "the loss mask by rendering", "transformers is not installed", fix="pip install 'eagle3lab[lab]'"
+            "the loss mask by rendering", "transformers is not installed", fix="pip install transformers"
         )
         return
     _render(folder, Path(path), facts)
