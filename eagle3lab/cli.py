@@ -228,7 +228,9 @@ def serve(
 @app.command()
 def fetch(
     profile: Annotated[str, typer.Option(help="Target profile: a name, or a TOML file.")] = "smollm2",
-    source: Annotated[str | None, typer.Option(help="Model folder, or a name in the hub's cache, to take as the target from now on.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="Model folder, or a name in the hub's cache, to take as the target from now on.")
+    ] = None,
 ) -> None:
     """Bring the target of a profile onto this machine, once; its hash is pinned."""
     from eagle3lab.steps import fetch as step

@@ -152,7 +152,6 @@ class ChainDecoder:
         self.target, self.drafter, self.k = target, drafter, k
         self.rule: Rule = rule or Greedy()
         self.kept = drafter.kept_ids
-        self.context: int | None = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
         self.clock = Clock()
 
     @property
@@ -174,17 +173,12 @@ class ChainDecoder:
         A reply also ends where prompt and reply fill the target's context.
 
         Raises:
-            AcceptanceError: an empty prompt, or one that leaves no room in the context.
+            AcceptanceError: no new tokens, or no rows, are asked for.
+            UsageError: an empty prompt, or one that leaves no room in the context.
         """
         if max_new_tokens < 1 or batch < 1:
             raise AcceptanceError(f"max_new_tokens {max_new_tokens}, batch {batch}", rule="both are 1 or more")
-        for number, prompt in enumerate(prompts):
-            if not prompt or (self.context is not None and len(prompt) >= self.context):
-                raise AcceptanceError(
-                    f"prompt {number} has {len(prompt)} tokens",
-                    rule=f"1 or more, and below the context of {self.context or 'unknown size'}",
-                    fix="shorten or drop it",
-                )
+        self.target.limits(prompts, max_new_tokens)  # refuses before anything is decoded
         order = sorted(range(len(prompts)), key=lambda i: (len(prompts[i]), i))
         replies: list[Decoded | None] = [None] * len(prompts)
         done = 0
@@ -200,7 +194,7 @@ class ChainDecoder:
     def _batch(self, prompts: list[list[int]], limit: int) -> list[Decoded]:
         rows, stops = len(prompts), set(self.target.eos_ids)
         length = torch.tensor([len(p) for p in prompts])
-        limits = [limit if self.context is None else min(limit, self.context - len(p)) for p in prompts]
+        limits = self.target.limits(prompts, limit)
         capacity = int(length.max()) + limit + self.spare
         cache, draft_cache = SlotCache(rows, capacity), SlotCache(rows, capacity)
         clock = time.perf_counter()
@@ -295,8 +289,9 @@ class ChainDecoder:
         visible = int(slots.max()) + 1
         cache.place(slots, visible, rows)
         positions = slots if positions is None else positions
-        if self.context is not None:  # a draft past the context can never be kept, but must not reach the embedding
-            positions = positions.clamp(max=self.context - 1)
+        context = self.target.context
+        if context is not None:  # a draft past the context can never be kept, but must not reach the embedding
+            positions = positions.clamp(max=context - 1)
         mask = causal_slot_mask(slots, visible) if mask is None else mask
         last, states = self.target.states(ids, positions, cache, mask, self.drafter.config.points)
         return last, torch.cat(states, -1)

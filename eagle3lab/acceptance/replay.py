@@ -9,9 +9,12 @@ sampled text the same walk is teacher-forced only, and is called that.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,8 +29,7 @@ class Walk:
     """One sample along the decode path.
 
     Attributes:
-        starts: slot of every chain, from the first active one; accepted: tokens of it that the target accepts;
-            proposed: always k a chain.
+        starts: slot of every chain, from the first active one; accepted: tokens of it that the target accepts.
         prefix: int64 [R], accepted length of a chain started at *every* reply slot (the all-positions average).
     """
 
@@ -46,17 +48,27 @@ def draft_tokens(drafter: Eagle3Drafter, batch: Packed, steps: int) -> Tensor:
 
 
 def walk_samples(
-    drafter: Eagle3Drafter, samples: Iterable[Sample], steps: int, *, batch_tokens: int = 4096
+    drafter: Eagle3Drafter,
+    samples: Iterable[Sample],
+    steps: int,
+    *,
+    batch_tokens: int = 4096,
+    precision: AbstractContextManager[Any] | None = None,
 ) -> list[Walk]:
-    """Replay every sample. A reply's first chain starts at the last prompt slot: its x_{t+1} comes from prefill."""
+    """Replay every sample. A reply's first chain starts at the last prompt slot: its x_{t+1} comes from prefill.
+
+    Args:
+        precision: what the drafter's forwards run in, such as an autocast; the samples are read outside of it.
+    """
+    within = precision or contextlib.nullcontext()
     walks: list[Walk] = []
     group: list[Sample] = []
     for sample in samples:
         group.append(sample)
         if sum(len(s.input_ids) for s in group) >= batch_tokens:
-            walks += _walk_group(drafter, group, steps)
+            walks += _walk_group(drafter, group, steps, within)
             group = []
-    return walks + (_walk_group(drafter, group, steps) if group else [])
+    return walks + (_walk_group(drafter, group, steps, within) if group else [])
 
 
 def pack_samples(samples: Sequence[Sample], device: torch.device | str = "cpu") -> Packed:
@@ -77,9 +89,13 @@ def response_runs(mask: Tensor) -> list[tuple[int, int]]:
     return [(max(start - 1, 0), stop) for start, stop in zip(starts, stops, strict=True)]
 
 
-def _walk_group(drafter: Eagle3Drafter, samples: list[Sample], steps: int) -> list[Walk]:
+def _walk_group(
+    drafter: Eagle3Drafter, samples: list[Sample], steps: int, within: AbstractContextManager[Any]
+) -> list[Walk]:
     batch = pack_samples(samples, drafter.fc.weight.device)
-    drafted, ids = draft_tokens(drafter, batch, steps).cpu(), batch.input_ids.cpu()
+    with within:
+        drafted = draft_tokens(drafter, batch, steps).cpu()
+    ids = batch.input_ids.cpu()
     walks = []
     for s in batch.segments:
         parts = []

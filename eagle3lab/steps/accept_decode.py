@@ -158,7 +158,6 @@ def measure(
     plain: list[Generated] | None = None
     if temperature == 0:
         plain = generate(target, prompts, max_new_tokens=max_new_tokens, batch=batch, progress=_told(progress, "plain"))
-        plain = [_within(reply, prompt, decoder.context) for reply, prompt in zip(plain, prompts, strict=True)]
     end = time.perf_counter()
     counts = total(reply.counts(name, decoder.k) for reply, name in zip(replies, names, strict=True))
     found = [] if plain is None else differences(target, prompts, plain, replies, names)
@@ -218,12 +217,6 @@ def _lines(metrics: dict[str, Any], prompts: int) -> tuple[str, ...]:
         text = f"text: {len(found)} of {prompts} prompts part from plain decoding, largest top-2 gap there {gap:.4g}"
     speed = f"{shown(timing['tokens_per_second'])} tokens/s, plain {shown(timing['plain_tokens_per_second'])}"
     return text, f"speed: {speed} (clock time of this run, one after the other)"
-
-
-def _within(reply: Generated, prompt: Sequence[int], context: int | None) -> Generated:
-    """Plain decoding cut where prompt and reply fill the context, as speculative decoding ends there."""
-    room = len(reply.tokens) if context is None else context - len(prompt)
-    return reply if len(reply.tokens) <= room else Generated(reply.tokens[:room], False)
 
 
 def _told(progress: Callable[[str, int], None] | None, what: str) -> Callable[[int], None] | None:

@@ -98,7 +98,8 @@ def train(
     last = done.held_out[-1] if done.held_out else {}
     lines = [
         f"drafter: {done.folder}",
-        f"held-out replay (teacher-forced, chains as they are served): accept length {last.get('simulated_accept_length', 'unknown')}",
+        "held-out replay (teacher-forced, chains as they are served): "
+        f"accept length {last.get('simulated_accept_length', 'unknown')}",
         *(["stopped by --max-minutes before the last step"] if done.truncated else []),
         f"run: {run.path}",
     ]

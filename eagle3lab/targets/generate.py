@@ -31,7 +31,7 @@ def generate(
     stop_ids: Sequence[int] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> list[Generated]:
-    """Continue every prompt; results come in the order of `prompts`.
+    """Continue every prompt; results come in the order of `prompts`. A reply also ends where the context is full.
 
     Args:
         prompts: token ids of each prompt.
@@ -39,7 +39,11 @@ def generate(
         seed: of the sampler; same prompts, batch and seed give the same text on the same machine.
         batch: rows decoded together. A finished row's slot is given to the next prompt at once.
         progress: called with the number of tokens made so far.
+
+    Raises:
+        UsageError: an empty prompt, or one that leaves no room in the context.
     """
+    limits = target.limits(prompts, max_new_tokens)
     stops = set(stop_ids if stop_ids is not None else target.eos_ids)
     generator = torch.Generator().manual_seed(seed)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -66,7 +70,7 @@ def generate(
         index = owner[row]
         replies[index].append(token)
         made += 1
-        if token in stops or len(replies[index]) >= max_new_tokens:
+        if token in stops or len(replies[index]) >= limits[index]:
             ended[index] = token in stops
             owner[row] = -1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ class Target:
     Attributes:
         model: the causal LM, in eval mode, gradients off.
         backbone: its decoder stack (text model for a multimodal one).
-        blocks: n; hidden_size: H; vocab_size: V.
+        blocks: n; hidden_size: H; vocab_size: V; context: positions it was made for, None = not said.
     """
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
@@ -38,6 +39,7 @@ class Target:
         self.embedding: nn.Embedding = model.get_input_embeddings()
         text = model.config.get_text_config()  # not the head's shape: over several ranks each holds a part of it
         self.vocab_size, self.hidden_size = text.vocab_size, text.hidden_size
+        self.context: int | None = getattr(text, "max_position_embeddings", None)
         parameters = inspect.signature(self.backbone.forward).parameters
         self._forward = threading.Lock()
         # transformers 5.24 renamed the argument; the old name warns from then on
@@ -64,6 +66,22 @@ class Target:
         ids = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ids = self.model.config.get_text_config().eos_token_id if ids is None else ids
         return list(ids) if isinstance(ids, list | tuple) else [int(ids)]
+
+    def limits(self, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[int]:
+        """Most new tokens of every prompt: a reply also ends where prompt and reply fill the context.
+
+        Raises:
+            UsageError: an empty prompt, or one that leaves no room in the context.
+        """
+        room = [max_new_tokens if self.context is None else self.context - len(prompt) for prompt in prompts]
+        for number, (prompt, left) in enumerate(zip(prompts, room, strict=True)):
+            if not prompt or left < 1:
+                raise UsageError(
+                    f"prompt {number} has {len(prompt)} tokens",
+                    rule=f"1 or more, and below the context of {self.context or 'unknown size'}",
+                    fix="shorten or drop it",
+                )
+        return [min(max_new_tokens, left) for left in room]
 
     @torch.inference_mode()
     def states(

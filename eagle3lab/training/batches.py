@@ -6,6 +6,7 @@ however many there are.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -210,14 +211,23 @@ def _stay_on_one_core() -> None:
     torch.set_num_threads(1)
 
 
-def ahead(make: Callable[[int], Made], steps: Iterable[int], *, one_core: bool = True) -> Iterator[tuple[int, Made]]:
+def ahead(
+    make: Callable[[int], Made],
+    steps: Iterable[int],
+    *,
+    one_core: bool = True,
+    end: Callable[[], None] | None = None,
+) -> Iterator[tuple[int, Made]]:
     """Yield `(step, make(step))`; the next one is made by a thread while the caller works on this one.
 
     Args:
         one_core: of that thread: a second team of threads beside the caller's would only wait for the cores (a step on
             two cores took 1.5 times as long). False where `make` has much to compute.
+        end: called when the caller needs no more, before the thread is waited for: it may wait for something itself.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool:
+    with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool, contextlib.ExitStack() as before:
+        if end is not None:
+            before.callback(end)
         if one_core:
             own = torch.get_num_threads()
             pool.submit(_stay_on_one_core).result()

@@ -146,7 +146,7 @@ def _gather(batch: Packed, masks: Tensor, scale: Tensor) -> Supervision:
     row_of[batch.active] = torch.arange(len(batch.active))
     taught = torch.zeros_like(masks)
     for step in range(steps):
-        taught[step, step + 1 :] = masks[step, : batch.tokens - step - 1]
+        taught[step, step + 1 :] = masks[step, : max(batch.tokens - step - 1, 0)]
     teacher = taught.any(0).nonzero().squeeze(-1)
     counted = taught[:, teacher]
     slots = teacher - torch.arange(1, steps + 1)[:, None]

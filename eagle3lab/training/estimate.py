@@ -35,12 +35,19 @@ CGROUP_LIMIT, CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgr
 
 
 def step_flops(
-    drafter: Eagle3Drafter, batch: Packed, supervision: Supervision, steps: int, head_rows: int | None = None
+    drafter: Eagle3Drafter,
+    batch: Packed,
+    supervision: Supervision,
+    steps: int,
+    head_rows: int | None = None,
+    *,
+    head_trained: bool = True,
 ) -> float:
     """Operations of one optimiser step on this batch (N tokens, M active slots, J teacher positions).
 
     Args:
         head_rows: rows of the head that the loss is taken over; None = all Vd.
+        head_trained: whether the head itself gets a gradient.
     """
     c, layer = drafter.config, drafter.midlayer
     n, m, j = batch.tokens, len(batch.active), len(supervision.teacher)
@@ -55,7 +62,7 @@ def step_flops(
     matrices = 3 * (keys * (n + m * (steps - 1)) + rest * m * steps + each_pair * (seen * steps + later))
     fusion = 2 * n * c.fc_in * c.hidden_size
     rows = c.draft_vocab_size if head_rows is None else head_rows
-    head = (3 if drafter.lm_head.weight.requires_grad else 2) * pairs * c.hidden_size * rows
+    head = (3 if head_trained else 2) * pairs * c.hidden_size * rows
     teacher = j * c.target_hidden_size * rows
     return 2.0 * (matrices + fusion + head + teacher)
 
@@ -97,10 +104,14 @@ class Meter:
         drafter: with its whole weights, for their shapes.
         steps: K.
         rate: operations a second that this rank's matrix product reaches.
+        head_trained: whether the head gets a gradient; the drafter's own flags say nothing when it is a copy.
     """
 
-    def __init__(self, drafter: Eagle3Drafter, steps: int, rate: float, world: World) -> None:
+    def __init__(
+        self, drafter: Eagle3Drafter, steps: int, rate: float, world: World, head_trained: bool = True
+    ) -> None:
         self.drafter, self.depth, self.rate, self.world = drafter, steps, rate, world
+        self.head_trained = head_trained
         self.started = self.since = time.monotonic()
         self.tokens = self.steps = 0
         self.flops = 0.0
@@ -114,7 +125,9 @@ class Meter:
         self.steps += 1
         self.tokens += share.tokens
         rows = None if share.rows is None else len(share.rows)
-        self.flops += step_flops(self.drafter, share.batch, share.bare, self.depth, rows)
+        self.flops += step_flops(
+            self.drafter, share.batch, share.bare, self.depth, rows, head_trained=self.head_trained
+        )
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -181,7 +194,7 @@ def memory(
     size, half = torch.finfo(compute).bits // 8, config.head_dim * config.num_attention_heads
     narrow = 2 * config.head_dim * config.num_key_value_heads
     # Kept for the backward pass of one TTT step and slot: inputs and outputs of the norms (two in float32), u, q, k, v,
-    # the attention's output, gate, up and their product; with autocast the residual stream stays in float32.
+    # the attention's output, gate, up and their product; the norms' own intermediate values are float32.
     hidden = (2 + 6) * config.hidden_size + 2 * half + narrow + 4 * config.intermediate_size
     kept = size * hidden + 4 * 7 * config.hidden_size
     once = 4 * config.hidden_size + size * (config.fc_in + 3 * config.hidden_size + narrow)

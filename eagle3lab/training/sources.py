@@ -90,6 +90,11 @@ class FollowedStates:
                 start += self.length(member)
         self._identity = manifest.identity()
         self._files: dict[int, Any] = {}
+        self._stopped = threading.Event()
+
+    def stop_waiting(self) -> None:
+        """Nobody asks any more: a sample that is waited for is given up."""
+        self._stopped.set()
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -129,9 +134,9 @@ class FollowedStates:
         """Wait until the manifest names the shard: then it is whole."""
         started, told = time.monotonic(), False
         while not self._written(shard):
-            if not threading.main_thread().is_alive():
-                raise StoreError("the training has ended")
-            if time.monotonic() - started > GRACE_SECONDS and not self._somebody_captures():
+            late = time.monotonic() - started > GRACE_SECONDS
+            # Asked in this order: the last shard may be written, and its lock let go, in between.
+            if late and not self._somebody_captures() and not self._written(shard):
                 raise StoreError(
                     f"shard {shard + 1} of {self.manifest.planned_shards} is not in {self.folder}",
                     rule="another process captures while this one trains, and none does",
@@ -140,7 +145,8 @@ class FollowedStates:
             if not told:
                 self.note(f"waiting for shard {shard + 1} of {self.manifest.planned_shards}")
                 told = True
-            time.sleep(POLL_SECONDS)
+            if self._stopped.wait(POLL_SECONDS):
+                raise StoreError("the training has ended")
         return safe_open(self.folder / shard_name(shard), framework="pt")
 
     def _written(self, shard: int) -> bool:

@@ -271,14 +271,19 @@ class Trainer:
         s, result = self.settings, self.result
         self.require_memory()
         rate = self.watching.matrix_rate or matrix_rate(self.world.device, self.compute)
-        meter, before = Meter(self.plain, s.ttt_steps, rate, self.world), result.seconds
+        meter, before = Meter(self.plain, s.ttt_steps, rate, self.world, s.train_lm_head), result.seconds
         if self.world.leader:
             self.lines = Lines(self.folder, result.history, tensorboard=self.watching.tensorboard)
         snapshots = {round(share * s.steps) for share in SNAPSHOT_SHARES}
         if result.steps_done == 0:
-            self.snapshot(0)
-            self.evaluate(0)
-        for step, share in ahead(self.reader, range(result.steps_done, s.steps), one_core=not self.store.live):
+            with meter.pause():
+                self.snapshot(0)
+                self.evaluate(0)
+        shares = ahead(
+            self.reader, range(result.steps_done, s.steps),
+            one_core=not self.store.live, end=getattr(self.store, "stop_waiting", None),
+        )  # fmt: skip
+        for step, share in shares:
             done = step + 1
             told = done % s.log_every == 0 or done == s.steps
             meter.count(share)
@@ -364,8 +369,7 @@ class Trainer:
         drafter = whole(self.drafter, self.plain)
         mine = self.held_out[self.world.rank :: self.world.size]
         chain = self.settings.chain or self.settings.ttt_steps
-        with self._precision():
-            walks = walk_samples(drafter, (self.store[i] for i in mine), chain)
+        walks = walk_samples(drafter, (self.store[i] for i in mine), chain, precision=self._precision())
         counts = torch.tensor(
             [
                 sum(len(w.starts) for w in walks),

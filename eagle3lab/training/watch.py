@@ -154,7 +154,7 @@ class Guard:
             self.norms = [*self.norms[-RECENT + 1 :], norm]
             if self.step <= self.patience:
                 self.losses.append(loss)
-            if self.step == self.patience:
+            if self.step == self.patience == len(self.losses):  # not after a resume with another patience
                 self._judge_start(causes)
 
     def _judge_start(self, causes: Callable[[int | None], list[str]]) -> None:

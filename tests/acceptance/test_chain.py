@@ -8,7 +8,7 @@ import torch
 from eagle3lab.acceptance import chain
 from eagle3lab.acceptance.chain import ChainDecoder
 from eagle3lab.acceptance.sampling import Greedy
-from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.core.errors import AcceptanceError, UsageError
 from eagle3lab.targets.generate import generate
 from eagle3lab.targets.slots import SlotCache
 from tests.acceptance.lab import LIMIT, Oracle, counts_of, lab, some_prompts
@@ -153,7 +153,7 @@ def _cut(reply) -> int:
 def test_context_limit_ends_the_reply_and_positions_stay_below_it():
     own = lab()
     target = tiny_target()
-    target.model.config.max_position_embeddings = 20
+    target.context = 20
     seen = []
     rotary = target.backbone.rotary_emb
 
@@ -167,14 +167,14 @@ def test_context_limit_ends_the_reply_and_positions_stay_below_it():
     for prompt, text, reply in zip(own.prompts, own.plain, replies, strict=False):
         assert reply.tokens == text[: 20 - len(prompt)]
     assert max(seen) == 19
-    with pytest.raises(AcceptanceError, match="prompt 0 has 20 tokens"):
+    with pytest.raises(UsageError, match="prompt 0 has 20 tokens"):
         ChainDecoder(target, own.drafters["fresh"], K).run([[5] * 20], max_new_tokens=4)
 
 
 def test_bad_requests_are_named():
     own = lab()
     decoder = ChainDecoder(own.target, own.drafters["fresh"], K)
-    with pytest.raises(AcceptanceError, match="prompt 1 has 0 tokens"):
+    with pytest.raises(UsageError, match="prompt 1 has 0 tokens"):
         decoder.run([[3], []], max_new_tokens=4)
     with pytest.raises(AcceptanceError, match="max_new_tokens 0"):
         decoder.run([[3]], max_new_tokens=0)

@@ -17,7 +17,11 @@ STATUS = {"notebooks": {}, "steps": {"train": {"status": "ok"}}}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, value in (("manifest", {"preset": {}}), ("status", STATUS), ("metrics", {"sets": {"own": COUNTS}})):
+    for name, value in (
+        ("manifest", {"schema": "eagle3lab-run/1"}),
+        ("status", STATUS),
+        ("metrics", {"sets": {"own": COUNTS}}),
+    ):
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     return tmp_path
 
@@ -33,9 +37,20 @@ def test_a_whole_run(folder: Path) -> None:
     assert not any("metrics.json" in message for message in messages)
 
 
-def test_another_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("manifest", [None, {"schema_version": "eagle3lab-states/1"}], ids=["empty", "states"])
+def test_another_folder_is_refused(tmp_path: Path, manifest: dict | None) -> None:
+    """Captured states have a manifest.json too."""
+    if manifest is not None:
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UsageError, match=r"is no run directory; it holds manifest\.json and status\.json"):
         told(tmp_path)
+
+
+def test_a_file_that_leads_outside_is_told(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    outside = tmp_path_factory.mktemp("elsewhere") / "metrics.json"
+    (folder / "metrics.json").replace(outside)
+    (folder / "metrics.json").symlink_to(outside)
+    assert any("is no file inside the run" in message for message in told(folder)[1])
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "status.json", "metrics.json", "training.json"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eagle3lab.core.errors import UsageError
 from eagle3lab.targets.generate import generate
 from eagle3lab.targets.slots import SlotCache, closed_up, padded, prefill_groups, prefix_length
 from tests.tiny import VOCAB, tiny_target
@@ -40,6 +41,20 @@ def test_wrong_caches_change_the_text(fault, monkeypatch):
     else:
         monkeypatch.setattr(SlotCache, "share", lambda self, count: None)
     assert [reply.tokens for reply in generate(target, prompts, max_new_tokens=LIMIT, batch=64)] != right
+
+
+def test_a_reply_ends_where_the_context_is_full():
+    """As speculative decoding ends there: a longer plain reply would look like a fault of the decoder."""
+    target, prompts = tiny_target(), prompts_with([7, 8, 9])
+    whole = [reply.tokens for reply in generate(target, prompts, max_new_tokens=LIMIT)]
+    target.context = 16
+    cut = generate(target, prompts, max_new_tokens=LIMIT)
+    assert [reply.tokens for reply in cut] == [text[: 16 - len(p)] for text, p in zip(whole, prompts, strict=True)]
+    assert any(len(text) > 16 - len(p) for text, p in zip(whole, prompts, strict=True))
+    with pytest.raises(UsageError, match=r"prompt 1 has 16 tokens; 1 or more, and below the context of 16"):
+        generate(target, [[1], [1] * 16], max_new_tokens=1)
+    with pytest.raises(UsageError, match="prompt 0 has 0 tokens"):
+        generate(target, [[]], max_new_tokens=1)
 
 
 def test_rows_close_up_from_the_end():

@@ -40,10 +40,10 @@ def test_grouped_attention_is_softmax_attention(q):
 
 
 def test_queries_that_see_slots_ahead_are_caught(monkeypatch):
-    """The wrong version: the mask of the first query for all."""
+    """The wrong version: the mask of the last query for all."""
     right = slots._few_queries
     monkeypatch.setattr(
-        slots, "_few_queries", lambda q, k, v, mask, scale: right(q, k, v, mask[:, :, :1].expand_as(mask), scale)
+        slots, "_few_queries", lambda q, k, v, mask, scale: right(q, k, v, mask[:, :, -1:].expand_as(mask), scale)
     )
     found, plain = attention_over_slots(2)
     assert (found.double() - plain).abs().max() > 1e-2

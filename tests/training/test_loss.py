@@ -131,6 +131,14 @@ def test_a_batch_out_of_vocabulary_trains_nothing_and_counts_as_missed(setup):
     assert int(sums.hits.sum()) == 0 < int(sums.counted.sum())
 
 
+@pytest.mark.parametrize("tokens", [3, 4, 5])
+def test_a_batch_shorter_than_the_training_is_deep(tokens):
+    """Depths past its end supervise nothing; the first ones are as in a shallower training."""
+    deep = supervise("served", random_batch(7, (tokens,), (0,)), 7, torch.zeros(tokens, dtype=torch.int64))
+    counted = [max(tokens - step - 2, 0) for step in range(7)]
+    assert deep.counted.sum(-1).tolist() == counted
+
+
 def test_nothing_supervised_is_an_error():
     batch = random_batch(2, (9,), (8,))
     with pytest.raises(TrainingError, match="0 supervised tokens"):

@@ -144,6 +144,21 @@ def test_nobody_captures(corpus, shards, tmp_path, monkeypatch):
         followed[0]
 
 
+def test_a_training_that_ends_does_not_wait_for_a_shard(corpus, shards, tmp_path, monkeypatch):
+    """The wrong version waits for the reading thread, which waits for another process."""
+    monkeypatch.setattr(sources, "POLL_SECONDS", 60)
+    notes = []
+    followed = FollowedStates(tmp_path / "x", corpus, jobs.manifest(len(shards)), shards, note=notes.append)
+    with folder_lock(tmp_path / "x"):
+        shares = ahead(lambda step: followed[0] if step else "ready", range(3), end=followed.stop_waiting)
+        assert next(shares) == (0, "ready")
+        while not notes:
+            time.sleep(0.01)
+        started = time.monotonic()
+        shares.close()
+    assert notes == [f"waiting for shard 1 of {len(shards)}"] and time.monotonic() - started < 20
+
+
 def test_other_inputs_and_other_tokens_are_refused(target, corpus, shards, stored):
     def follow(manifest: StatesManifest, samples: list[Rendered]) -> FollowedStates:
         return FollowedStates(stored.folder, samples, manifest, shards, note=lambda _: None)

@@ -77,9 +77,38 @@ def test_held_out_chains_may_be_longer_than_the_training(states, tmp_path, monke
     """The wrong version, chains as deep as the training whatever is served, is the first case."""
     made, seen = jobs.trainer(states, tmp_path, ttt_steps=2, chain=chain), []
     walk = trainer.walk_samples
-    monkeypatch.setattr(trainer, "walk_samples", lambda *args: seen.append(args[2]) or walk(*args))
+    monkeypatch.setattr(trainer, "walk_samples", lambda *args, **more: seen.append(args[2]) or walk(*args, **more))
     made.evaluate(0)
     assert seen == [chain or 2] and made.result.held_out[0]["chains"] > 0
+
+
+def test_held_out_samples_are_read_outside_of_the_drafters_precision(states, tmp_path):
+    """Online, reading a sample runs the target: in the wrong version under the drafter's autocast."""
+    made, seen = jobs.trainer(states, tmp_path, precision="bf16"), []
+    original = type(made.store).__getitem__
+
+    class Noted(type(made.store)):
+        def __getitem__(self, index):
+            seen.append(torch.is_autocast_enabled("cpu"))
+            return original(self, index)
+
+    made.store.__class__ = Noted
+    made.evaluate(0)
+    assert seen and not any(seen)
+    with made._precision():
+        assert torch.is_autocast_enabled("cpu"), "or the test could not fail"
+
+
+def test_a_resume_with_another_patience_judges_nothing():
+    """Losses from before the resume are not known: judged alone, a plateau after it would look stuck."""
+    first = Guard(0)
+    first.see(50, torch.full((50, 2), 2.0), lambda _: [])
+    again = Guard(60)
+    again.restore(first.state())
+    again.see(80, torch.full((30, 2), 2.0), lambda _: [])
+    assert again.step == 80
+    with pytest.raises(TrainingError, match="it began at 2"):
+        Guard(60).see(80, torch.full((80, 2), 2.0), lambda _: [])
 
 
 def test_fc_ratio():

@@ -19,7 +19,7 @@ from eagle3lab.doctor.vocabulary import few
     reads=("d2t",),
     also=("draft_config", "target", "target_config", "token_counts"),
     rule="the kept ids are the most frequent of the training corpus",
-    fix="build the map from the counts of the training corpus again, and train the head anew (eagle3lab train does both)",
+    fix="build the map from the training corpus's counts and train the head anew: eagle3lab train",
     symptom="accept length is capped by the share of tokens that the draft can say at all",
 )
 def vocab_coverage(facts: Facts) -> Iterator[Finding]:

@@ -140,9 +140,7 @@ def read_tokenizer(value: str, facts: Facts) -> None:
         facts.could_not("what the tokenizer makes of a corpus", "--corpus was not given")
         return
     if importlib.util.find_spec("transformers") is None:
-        facts.could_not(
-            "the loss mask by rendering", "transformers is not installed", fix="pip install transformers"
-        )
+        facts.could_not("the loss mask by rendering", "transformers is not installed", fix="pip install transformers")
         return
     _render(folder, Path(path), facts)
 

@@ -16,6 +16,7 @@ from eagle3lab.doctor.readers.checkpoint import read_draft
 from eagle3lab.doctor.readers.notebooks import add_folder
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.views import mapping
+from eagle3lab.runs.schemas import RUN_SCHEMA
 
 RUN_FILES = ("manifest.json", "status.json")
 """What every run directory holds from its start."""
@@ -28,14 +29,14 @@ def read(value: str, facts: Facts) -> None:
     folder = existing(value, "--run")
     if not folder.is_dir():
         raise UsageError(f"--run {folder} is no folder", rule="a run directory", fix="eagle3lab runs list")
-    if not any((folder / name).exists() for name in RUN_FILES):
+    manifest, status = (_json(folder / name, folder, facts) for name in RUN_FILES)
+    # Captured states have a manifest.json too.
+    if not (folder / "status.json").exists() and mapping(manifest).get("schema") != RUN_SCHEMA:
         raise UsageError(
             f"{folder} is no run directory",
             rule=f"it holds {' and '.join(RUN_FILES)}",
-            fix="eagle3lab runs list; a drafter's folder is given with --draft",
+            fix="eagle3lab runs list; a drafter's folder is given with --draft, captured states with --states",
         )
-    _json(folder / "manifest.json", folder, facts)
-    status = _json(folder / "status.json", folder, facts)
     if status is None:
         facts.could_not("how the run ended", f"{folder} has no readable status.json", fix="eagle3lab runs list")
     else:
@@ -78,6 +79,8 @@ def _drop_unfinished(facts: Facts, status: Mapping[str, Any]) -> None:
 
 def _json(path: Path, root: Path, facts: Facts) -> dict[str, Any] | None:
     if not path.is_file() or not inside(path, root.resolve()):
+        if path.exists() or path.is_symlink():
+            facts.could_not(path.name, f"{path} is no file inside the run")
         return None
     try:
         parsed = read_json(path)
