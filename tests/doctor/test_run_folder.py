@@ -9,7 +9,9 @@ import pytest
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.findings import Report
+from eagle3lab.doctor.readers import rundir
 from eagle3lab.doctor.run import Inputs, visit
+from eagle3lab.runs import schemas
 
 COUNTS = {"counts": {"verify_steps": 40, "proposed": 120, "accepted": 30}, "k": 3, "accept_length": 1.75}
 STATUS = {"notebooks": {}, "steps": {"train": {"status": "ok"}}}
@@ -29,6 +31,10 @@ def folder(tmp_path: Path) -> Path:
 def told(folder: Path) -> tuple[Report, dict[str, str]]:
     report = visit(Inputs(run=str(folder)))
     return report, {f.message: f.severity for f in report.findings}
+
+
+def test_the_schema_is_that_of_runs() -> None:
+    assert rundir.RUN_SCHEMA == schemas.RUN_SCHEMA
 
 
 def test_a_whole_run(folder: Path) -> None:

@@ -16,10 +16,11 @@ from eagle3lab.doctor.readers.checkpoint import read_draft
 from eagle3lab.doctor.readers.notebooks import add_folder
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.views import mapping
-from eagle3lab.runs.schemas import RUN_SCHEMA
 
 RUN_FILES = ("manifest.json", "status.json")
 """What every run directory holds from its start."""
+RUN_SCHEMA = "eagle3lab-run/1"
+"""As `eagle3lab.runs.schemas` writes it; a test holds the two together."""
 FC_ROWS = 512
 """Rows of a snapshot of fc that are looked at: enough for its standard deviation and its change."""
 
