@@ -260,16 +260,13 @@ def run_lab(
 
     # With --json, stdout carries the result alone.
     note = (lambda line: typer.echo(line, err=True)) if json_output else typer.echo
-    if regenerate:
-        from eagle3lab.steps.corpus_build import regenerate_if_needed
-
-        regenerate_if_needed(profile, note=note)
     outcome = step.run_lab(
         profile=profile,
         preset=preset,
         assignments=parameter or [],
         max_minutes=max_minutes,
         resume=resume,
+        regenerate=regenerate,
         note=note,
     )
     finish(outcome, json_output)

@@ -75,6 +75,8 @@ def require_place(path: Path) -> None:
     if path.is_dir():
         raise DiskError(f"{path} is a folder", rule="a file is written there")
     make_folder(path.parent)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DiskError(f"{path} may not be written", rule="asked before the work, so that none is lost")
 
 
 def fsync_folder(folder: Path) -> None:
@@ -113,7 +115,11 @@ def folder_lock(folder: Path, *, note: Callable[[str], None] = print) -> Iterato
     """
     make_folder(folder.parent)
     lock = folder.with_name(f".{folder.name}.lock")
-    with lock.open("a+") as handle:
+    try:
+        handle = lock.open("a+")
+    except OSError as error:
+        raise DiskError(f"{lock} cannot be opened ({error.strerror})", rule="what is built is locked there") from error
+    with handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import os
 import re
 import shlex
@@ -27,7 +28,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from eagle3lab.core.errors import RunError, nearest
-from eagle3lab.core.files import folder_lock, read_json, write_json
+from eagle3lab.core.files import folder_lock, make_folder, read_json, write_json
 from eagle3lab.core.hashes import sha256_json
 from eagle3lab.core.paths import runs_folder
 from eagle3lab.runs import provenance
@@ -37,6 +38,8 @@ from eagle3lab.targets.profiles import load_profile
 
 STEPS = ("fetch", "corpus", "capture", "train", "inspect", "accept")
 """Steps in data order. A step needs some of those before it."""
+
+WORK_LOCK = ".work.lock"
 
 NEEDS = {"fetch": (), "corpus": ("fetch",), "capture": ("corpus",), "train": ("capture",)}
 NEEDS |= {"inspect": ("train",), "accept": ("train",)}
@@ -283,6 +286,47 @@ class Run:
             self.manifest = manifest
 
     @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Work on this run alone: two chains of notebooks, or two trainings, would write the same files.
+
+        The lock is the kernel's, so it ends with its process.
+
+        Raises:
+            RunError: another process works on it.
+        """
+        with (self.path / WORK_LOCK).open("a+") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"another process works on run {self.path.name}",
+                    rule="one at a time",
+                    fix="wait for it, or stop it with Ctrl-C",
+                ) from error
+            yield
+
+    def being_worked_on(self) -> bool:
+        """Whether a process holds `working`, or does a step of it."""
+        if any(step.status == "running" for step in self.status.steps.values()):
+            return True
+        try:
+            with self.working():
+                return False
+        except RunError:
+            return True
+
+    def require_inputs(self, **now: str) -> None:
+        """Refuse to go on where an input that a step noted is another one now: name -> sha256."""
+        for name, sha256 in now.items():
+            noted = self.manifest.inputs.get(name, sha256)
+            if noted != sha256:
+                raise RunError(
+                    f"the {name} of run {self.path.name} was {noted[:12]}, now it is {sha256[:12]}",
+                    rule="a run ends with the inputs it began with",
+                    fix="eagle3lab run, a new one; or put the old one back",
+                )
+
+    @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
         with folder_lock(self.path / "run", note=lambda _: None):
             yield
@@ -298,7 +342,7 @@ def _word(text: str) -> str:
 
 def _new_folder(parent: Path, tail: str) -> Path:
     """`parent/<utc>-<tail>`; a second run within the same second waits for the next one."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent)
     while True:
         path = parent / f"{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}-{tail}"
         try:

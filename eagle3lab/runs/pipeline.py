@@ -9,6 +9,7 @@ stops the chain, with the failing cell named.
 from __future__ import annotations
 
 import errno
+import os
 import resource
 import sys
 import time
@@ -85,6 +86,18 @@ def run_notebooks(
         if not (folder / f"{name}.ipynb").is_file():
             raise RunError(f"no notebook {name}.ipynb in {folder}", rule="run from a checkout of the repository")
     require_space(run.path, NOTEBOOK_BYTES, f"run {run.path.name}")
+    with run.working():
+        return _chain(run, folder, jobs, deadline, note, on_text)
+
+
+def _chain(
+    run: Run,
+    folder: Path,
+    jobs: list[tuple[str, dict[str, Any]]],
+    deadline: float | None,
+    note: Callable[[str], None],
+    on_text: Callable[[str], None],
+) -> Failure | None:
     run.set_truncated(False)
     for number, (name, parameters) in enumerate(jobs, 1):
         known = run.status.notebooks.get(name)
@@ -127,6 +140,9 @@ def _execute(
     destination = run.notebooks / source.name
     destination.unlink(missing_ok=True)
     environment = {BATCH_VARIABLE: "1", "PYTHONUNBUFFERED": "1"}
+    # The kernel works in another folder: places that the environment names relative to this one must stay theirs.
+    places = {name: os.environ.get(name) for name in ("EAGLE3LAB_CACHE", "EAGLE3LAB_RUNS")}
+    environment |= {name: str(Path(place).absolute()) for name, place in places.items() if place}
     if deadline is not None:
         environment[DEADLINE_VARIABLE] = f"{time.time() + deadline - time.monotonic():.3f}"
     control, begun = Control(), time.monotonic()

@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eagle3lab.core.errors import FetchError, ProfileError
 from eagle3lab.core.hashes import sha256_bytes, sha256_file, sha256_json
 from eagle3lab.core.paths import notebooks_folder, repository
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
+from eagle3lab.targets.profiles import load_profile
 
 PACKAGES = (
     "eagle3lab",
@@ -29,6 +32,14 @@ PACKAGES = (
     "sglang",
     "vllm",
 )
+
+
+def target_hash(profile: str) -> str | None:
+    """Hash of the weights that a run of `profile` would work on now; None when there are none, or they are damaged."""
+    try:
+        return weight_hash(fetched_folder(load_profile(profile)))
+    except (FetchError, ProfileError):
+        return None
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any]:

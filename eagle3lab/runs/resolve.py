@@ -137,13 +137,14 @@ def find_same(
         without: a step that must not be done in it yet.
     """
     digest = parameters_hash(profile, preset, seed, overrides or {})
-    wanted = (digest, provenance.code_hash(), provenance.versions())
+    wanted, target = (digest, provenance.code_hash(), provenance.versions()), provenance.target_hash(profile)
     for run in Run.all():
         manifest = run.manifest
         if (manifest.parameters_sha256, manifest.code_sha256, manifest.versions) != wanted:
             continue
-        states = {name: step.status for name, step in run.status.steps.items()}
-        if "running" not in states.values() and (without is None or states.get(without) != "ok"):
+        if target is not None and manifest.inputs.get("target", target) != target:
+            continue
+        if (without is None or run.step_state(without) != "ok") and not run.being_worked_on():
             return run
     return None
 

@@ -30,8 +30,11 @@ def runs_of(job: Job, *, own: str | None = None, any_code: bool = False) -> Iter
     first = [Run.open(own)] if own is not None and (Path(own) / "manifest.json").is_file() else []
     # Amounts are compared as they come out, not as they were written: 40 steps at a preset of 40 are no override.
     wanted = (job.profile, job.seed, with_overrides(base_preset(job.profile, job.preset), job.overrides))
+    target = provenance.target_hash(job.profile)
     for run in itertools.chain(first, Run.all()):
         manifest = run.manifest
+        if target is not None and manifest.inputs.get("target", target) != target:
+            continue
         if (manifest.profile, manifest.seed, run.preset) != wanted:
             continue
         if job.profile_sha256 and manifest.inputs.get(PROFILE_INPUT) != job.profile_sha256:
@@ -60,7 +63,7 @@ def finished_run(job: Job, notebooks: Sequence[str], *, own: str | None = None, 
 def unfinished_run(job: Job, *, own: str | None = None, any_code: bool = False) -> Run | None:
     """The first run among `runs_of` that nobody is working on, to go on with, or None."""
     for run in runs_of(job, own=own, any_code=any_code):
-        if all(step.status != "running" for step in run.status.steps.values()):
+        if not run.being_worked_on():
             return run
     return None
 

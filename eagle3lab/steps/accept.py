@@ -28,7 +28,7 @@ from eagle3lab.drafter.checkpoint import load_drafter
 from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.corpus import evaluation_sets
-from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.generate import Generated, generate
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import load_profile
@@ -97,6 +97,7 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
     with run.recording("accept"):
         profile, preset, seed = load_profile(run.manifest.profile), run.preset, run.manifest.seed
         target_folder = fetched_folder(profile)
+        run.require_inputs(target=weight_hash(target_folder))
         target = load_target(target_folder, dtype="float32")
         folder = Path(draft).expanduser() if draft else run.drafter
         drafter = load_drafter(folder, target.embedding.weight, target=target_folder)

@@ -20,7 +20,7 @@ from eagle3lab.corpus.build import Corpus
 from eagle3lab.points import written
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.corpus import corpus_for, load_tokenizer
-from eagle3lab.targets.fetch import fetched_folder, weight_hash
+from eagle3lab.targets.fetch import fetched_folder, target_id, weight_hash
 from eagle3lab.targets.model import load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 
@@ -57,7 +57,7 @@ def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards:
         profile.model.points, blocks=profile.model.blocks, engine="sglang", family=profile.model.family
     )
     return StatesManifest(
-        target_id=profile.model.id,
+        target_id=target_id(folder) or profile.model.id,
         target_weight_sha256=weight_hash(folder),
         tokenizer_sha256=sha256_file(folder / "tokenizer.json"),
         template_sha256=sha256_bytes(str(getattr(tokenizer, "chat_template", "")).encode()),
@@ -85,11 +85,13 @@ def planned_states(profile: Profile, corpus: Corpus, tokenizer: object) -> tuple
     return manifest, cache_folder() / "states" / sha256_json(manifest.identity())[:16], shards
 
 
-def capture_states(run: Run, *, progress: Callable[[int, int], None] | None = None) -> CaptureSummary:
+def capture_states(
+    run: Run, *, progress: Callable[[int, int], None] | None = None, note: Callable[[str], None] = print
+) -> CaptureSummary:
     """Capture the run's corpus into the cache, once; an interrupted capture goes on where it stopped.
 
     Args:
-        progress: called with (tokens captured, tokens in all).
+        progress: called with (tokens captured, tokens in all). note: receives one line per thing that it met.
     """
     with run.recording("capture"):
         profile = load_profile(run.manifest.profile)
@@ -97,23 +99,24 @@ def capture_states(run: Run, *, progress: Callable[[int, int], None] | None = No
         corpus = corpus_for(run, tokenizer)
         lengths = [len(sample.input_ids) for sample in corpus.samples]
         manifest, folder, shards = planned_states(profile, corpus, tokenizer)
+        run.require_inputs(target=manifest.target_weight_sha256, corpus=corpus.sha256)
         started, done = time.monotonic(), 0
 
-        def note(tokens: int) -> None:
+        def captured(tokens: int) -> None:
             nonlocal done
             done = tokens
             if progress is not None:
                 progress(tokens, sum(lengths))
 
-        with folder_lock(folder):
-            writer = StoreWriter(folder, manifest)
+        with folder_lock(folder, note=note):
+            writer = StoreWriter(folder, manifest, note=note)
             if pending := writer.pending():
                 tokens = sum(lengths[sample] for index in pending for sample in shards[index])
                 require_space(
                     folder, tokens * bytes_per_token(len(manifest.points), manifest.hidden_size), "captured states"
                 )
                 target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
-                capture(target, corpus.samples, writer, shards, progress=note)
+                capture(target, corpus.samples, writer, shards, progress=captured)
         seconds = time.monotonic() - started
         store = Store(folder, points=profile.model.points)
         (run.path / "states").write_text(str(folder) + "\n", encoding="utf-8")

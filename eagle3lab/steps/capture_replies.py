@@ -24,10 +24,11 @@ from eagle3lab.core.hashes import sha256_bytes, sha256_file, sha256_json
 from eagle3lab.corpus.chat import Reasoning, Rendered, render_reply
 from eagle3lab.corpus.regenerate import Answer, read_answers, settings_path
 from eagle3lab.points import written
+from eagle3lab.steps.options import require
 from eagle3lab.steps.output import table
 from eagle3lab.targets import ranks
 from eagle3lab.targets.fetch import fetched_folder, weight_hash
-from eagle3lab.targets.model import load_target
+from eagle3lab.targets.model import COMPUTE_TYPES, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 
 LAST: dict[str, Literal["post_norm", "pre_norm"]] = {"post": "post_norm", "pre": "pre_norm"}
@@ -113,6 +114,12 @@ def capture_replies(
             rule="an SGLang server hands its last state out after the final norm",
             fix="leave --server out, or capture with --last post",
         )
+    if server is not None and dtype is not None:
+        raise UsageError(f"--dtype {dtype} with --server", rule="the server computes in the type it was started with")
+    require(
+        ("--dtype", dtype, dtype is None or dtype in COMPUTE_TYPES, f"one of {', '.join(COMPUTE_TYPES)}"),
+        ("--concurrency", concurrency, concurrency >= 1, "1 or more"),
+    )
     chosen = load_profile(profile)
     folder = target or fetched_folder(chosen)
     if not (folder / "config.json").is_file():

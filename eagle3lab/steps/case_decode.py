@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.corpus import evaluation_sets
-from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.profiles import load_profile
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def decode_both(run: Run) -> Case:
     run.require("train")
     profile = load_profile(run.manifest.profile)
     folder = fetched_folder(profile)
+    run.require_inputs(target=weight_hash(folder))
     target = load_target(folder, dtype="float32")
     drafter = load_drafter(run.drafter, target.embedding.weight, target=folder)
     asked = held_out(evaluation_sets(profile)[0])[:PROMPTS]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,15 +78,16 @@ def corpus_for(run: Run, tokenizer: Any = None) -> Corpus:
     return build_corpus(tokenizer, replies, samples=run.preset.train_samples, greedy=facts["temperature"] == 0)
 
 
-def prepare_corpus(run: Run) -> CorpusSummary:
+def prepare_corpus(run: Run, *, note: Callable[[str], None] = print) -> CorpusSummary:
     """Render, split and count; the numbers go into the run's manifest and metrics."""
     with run.recording("corpus"):
         profile = load_profile(run.manifest.profile)
         if profile.random_weights:
             from eagle3lab.steps.corpus_build import random_replies
 
-            random_replies(run.manifest.profile)
+            random_replies(run.manifest.profile, note=note)
         corpus = corpus_for(run)
+        run.require_inputs(corpus=corpus.sha256)
         vocabulary = corpus.vocabulary(profile.model.vocab_size, run.preset.draft_vocab_size)
         sets: dict[str, dict[str, Any]] = {
             name: {"prompts": len(held_out(name)), "sha256": sha256_file(data_folder() / path)}

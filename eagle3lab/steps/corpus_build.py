@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import CorpusError
-from eagle3lab.core.files import folder_lock, read_json
+from eagle3lab.core.files import folder_lock, make_folder, read_json
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.paths import data_folder
 from eagle3lab.corpus.prompts import Prompt, read_prompts, write_own_prompts
@@ -74,6 +74,7 @@ def build_replies(
     out = out or regenerated_folder(weights)
     if (out / REPLIES_MANIFEST).exists():
         raise CorpusError(f"{out} holds replies already", rule="nothing is overwritten", fix=f"rm -r {out}")
+    make_folder(out)  # before the work, not after it
     source = prompts or data_folder() / "prompts" / "train.jsonl"
     asked: list[Prompt] = read_prompts(source)
     if shortest is not None:
@@ -122,13 +123,13 @@ RANDOM_REPLIES = 30
 """Replies of a target with random weights: the pipeline needs some, and nothing is learnt from more of them."""
 
 
-def random_replies(profile: str) -> Path:
+def random_replies(profile: str, *, note: Callable[[str], None] = print) -> Path:
     """Replies of a target with random weights, made once for these weights; they carry the shape of text and no sense.
 
     They are sampled: greedily, such a target gives every prompt the same reply.
     """
     folder = regenerated_folder(weight_hash(fetched_folder(load_profile(profile))))
-    with folder_lock(folder):
+    with folder_lock(folder, note=note):
         if not (folder / REPLIES_MANIFEST).exists():
             build_replies(profile, shortest=RANDOM_REPLIES, temperature=1.0, max_new_tokens=32)
     return folder

@@ -37,6 +37,7 @@ def fetch_for(run: Run, *, note: Callable[[str], None] = print) -> TargetSummary
         profile = load_profile(run.manifest.profile)
         folder = fetch(profile, note=note)
         summary = describe(profile, folder)
+        run.require_inputs(target=summary.weight_sha256)
         run.add_inputs(target=summary.weight_sha256)
         return summary
 
@@ -47,4 +48,4 @@ def describe(profile: Profile, folder: Path | None = None) -> TargetSummary:
     manifest = folder / TARGET_MANIFEST
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     facts = read_json(manifest) if manifest.is_file() else {}
-    return TargetSummary(folder, profile.model.id, weight_hash(folder), size, facts)
+    return TargetSummary(folder, facts.get("id", profile.model.id), weight_hash(folder), size, facts)

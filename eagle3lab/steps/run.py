@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import UsageError
@@ -71,6 +72,7 @@ def run_lab(
     assignments: list[str] | None = None,
     max_minutes: float | None = None,
     resume: str | None = None,
+    regenerate: bool = False,
     note: Callable[[str], None] = print,
 ) -> RunOutcome:
     """Check the words of the command line, then run (or finish) the notebooks and write the report.
@@ -85,18 +87,22 @@ def run_lab(
             f"--max-minutes {max_minutes}", rule="minutes are above 0", fix="eagle3lab run --max-minutes 60"
         )
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    draft = values.pop("draft", "")
+    draft = _folder(values.pop("draft", ""))
     if resume is not None:
         if values:
             raise UsageError(f"--resume with -p {next(iter(values))}", rule="a run keeps the parameters it began with")
         run = Run.open(resume)
         refuse_without_gpus(load_profile(run.manifest.profile))
+        _regenerate(run.manifest.profile, regenerate, note)
     else:
+        if profile.endswith(".toml") or "/" in profile:
+            profile = str(Path(profile).expanduser().absolute())  # the notebooks run in a folder of their own
         refuse_without_gpus(load_profile(profile))
         find_preset(preset)
         seed = values.pop("seed", 0)
         if not 0 <= seed < 2**31:
             raise UsageError(f"parameter seed is {seed}", rule="0 <= seed < 2**31")
+        _regenerate(profile, regenerate, note)
         run = Run.create(profile, preset, values, seed)
     note(f"run {run.path}")
     try:
@@ -110,6 +116,20 @@ def run_lab(
     from eagle3lab.steps.report import report
 
     return RunOutcome(run, failure, str(report(run).path))
+
+
+def _folder(draft: str) -> str:
+    """The reader's own checkpoint as an absolute path: the notebooks run in a folder of their own."""
+    if draft and not Path(draft).expanduser().exists():
+        raise UsageError(f"parameter draft is {draft}", rule="a drafter's folder that is there")
+    return str(Path(draft).expanduser().absolute()) if draft else ""
+
+
+def _regenerate(profile: str, wanted: bool, note: Callable[[str], None]) -> None:
+    if wanted:
+        from eagle3lab.steps.corpus_build import regenerate_if_needed
+
+        regenerate_if_needed(profile, note=note)
 
 
 def open_run(notebook: str, **values: Any) -> Run:

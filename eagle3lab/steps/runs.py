@@ -75,9 +75,8 @@ def prune_runs(*, keep: int, unfinished: bool, yes: bool) -> RunsOutcome:
 def _row(run: Run) -> dict[str, Any]:
     status = run.status
     ok = sum(one.status == "ok" for one in status.notebooks.values())
-    steps = {one.status for one in status.steps.values()}
     bad = next((one.status for one in status.notebooks.values() if one.status != "ok"), None)
-    if "running" in steps:
+    if run.being_worked_on():
         state = "running"
     elif status.truncated:
         state = "truncated"

@@ -21,7 +21,7 @@ from eagle3lab.runs.directory import Run
 from eagle3lab.runs.presets import Preset
 from eagle3lab.steps.capture import planned_states, states_folder
 from eagle3lab.steps.corpus import corpus_for
-from eagle3lab.targets.fetch import fetched_folder
+from eagle3lab.targets.fetch import fetched_folder, weight_hash
 from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 from eagle3lab.training import checkpoints
@@ -129,11 +129,15 @@ def train_drafter(
     """
     world = world or join()
     if world.lead(lambda: run.step_state("train")) == "ok":
-        return finished_training(run)
+        finished = finished_training(run)
+        if finished.truncated and world.leader:
+            run.set_truncated(True)  # a chain that goes on has cleared the mark, and this drafter is what it measures
+        return finished
     with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
         target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
         corpus = corpus_for(run, target.tokenizer)
+        run.require_inputs(target=weight_hash(fetched_folder(profile)), corpus=corpus.sha256)
         states, first_epoch = _states(run, source, profile, target, corpus, note)
         vocabulary = corpus.vocabulary(target.vocab_size, run.preset.draft_vocab_size)
         config = draft_config(profile, target, run.preset.draft_vocab_size)
@@ -158,9 +162,9 @@ def train_drafter(
             "states_points": states.manifest.points,
             "coverage": vocabulary.coverage,
         }
-        finished = whole(trainer.drafter, trainer.plain)
+        drafter = whole(trainer.drafter, trainer.plain)
         if world.leader:
-            _write(run, finished, trainer, record)
+            _write(run, drafter, trainer, record)
     world.meet()
     return finished_training(run)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,7 @@ def capture(run_directory: str | None, profile: str, preset: str, *, note: Calla
     run = _run(run_directory, profile, preset)
     _before(run, ("fetch", "corpus"), note)
     say = progress_line(note, every=20_000)
-    done = capture_states(run, progress=lambda tokens, total: say(f"captured (of {total})", tokens))
+    done = capture_states(run, progress=lambda tokens, total: say(f"captured (of {total})", tokens), note=note)
     speed = done.tokens_per_second
     lines = [
         f"states: {done.folder}",
@@ -82,16 +83,17 @@ def train(
         return str(run.path)
 
     run = Run.open(world.lead(ready))
-    done = train_drafter(
-        run,
-        progress=lambda row: note(progress_text(row)),
-        max_seconds=None if max_minutes is None else 60 * max_minutes,
-        convention=convention,
-        source=source,
-        world=world,
-        watching=watching,
-        note=note if world.leader else lambda _: None,
-    )
+    with run.working() if world.leader else contextlib.nullcontext():
+        done = train_drafter(
+            run,
+            progress=lambda row: note(progress_text(row)),
+            max_seconds=None if max_minutes is None else 60 * max_minutes,
+            convention=convention,
+            source=source,
+            world=world,
+            watching=watching,
+            note=note if world.leader else lambda _: None,
+        )
     world.leave()
     if not world.leader:
         return None
@@ -112,8 +114,8 @@ def _run(directory: str | None, profile: str, preset: str) -> Run:
 
 
 def _before(run: Run, steps: tuple[str, ...], note: Callable[[str], None]) -> None:
-    does = {"fetch": lambda: fetch_for(run, note=note), "corpus": lambda: prepare_corpus(run),
-            "capture": lambda: capture_states(run)}  # fmt: skip
+    does = {"fetch": lambda: fetch_for(run, note=note), "corpus": lambda: prepare_corpus(run, note=note),
+            "capture": lambda: capture_states(run, note=note)}  # fmt: skip
     for step in steps:
         if run.step_state(step) != "ok":
             does[step]()

@@ -47,12 +47,29 @@ def fetched_folder(profile: Profile) -> Path:
 
 
 def weight_hash(folder: Path) -> str:
-    """sha256 over the safetensors files of `folder`, in name order: the identity of the weights."""
+    """sha256 over the safetensors files of `folder`, in name order: the identity of the weights.
+
+    Raises:
+        FetchError: no safetensors, or files of a fetched target that are not those that were written.
+    """
     manifest = folder / TARGET_MANIFEST
     if manifest.is_file():
+        if problem := damaged(folder, lambda _: None):
+            source = adopted_from(folder)
+            raise FetchError(
+                f"the target in {folder} is not what it was ({problem})",
+                rule="a target does not change under its runs",
+                fix="eagle3lab fetch --profile NAME" + (f" --source {source}" if source else ""),
+            )
         return str(read_json(manifest)["weight_sha256"])
     files = weight_files(folder)
     return _content_hash(files[0]) if len(files) == 1 else sha256_files(files)
+
+
+def target_id(folder: Path) -> str | None:
+    """The name of the model that a fetched folder holds; None for any other folder."""
+    manifest = folder / TARGET_MANIFEST
+    return read_json(manifest)["id"] if manifest.is_file() else None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -107,11 +124,11 @@ def fetch(profile: Profile, *, note: Callable[[str], None] = print) -> Path:
         from eagle3lab.targets.random_target import build_random_target
 
         return build_folder(target, lambda temporary: build_random_target(profile, temporary, note), note=note)
-    name = profile.source.hub_id
+    name, take = profile.source.hub_id, f"eagle3lab fetch --profile {profile.name} --source"
     raise FetchError(
         f"profile '{profile.name}' is not fetched by this command (source kind '{kind}')",
         rule="large targets are downloaded with the tool of their hub",
-        fix=f"hf download {name}, then eagle3lab fetch --profile {profile.name} --source {name}",
+        fix=f"hf download {name}, then {take} {name}" if name else f"{take} FOLDER",
     )
 
 

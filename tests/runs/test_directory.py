@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle3lab.core.errors import RunError, UsageError
-from eagle3lab.runs import provenance
+from eagle3lab.runs import pipeline, provenance
 from eagle3lab.runs.directory import Run
 
 
@@ -87,6 +87,30 @@ def test_a_step_whose_process_was_killed_reads_as_dead(run: Run) -> None:
     subprocess.run([sys.executable, "-c", code, str(run.path)], env=os.environ)
     assert json.loads((run.path / "status.json").read_text())["steps"]["capture"]["status"] == "running"
     assert run.step_state("capture") == "dead"
+
+
+def test_one_process_works_on_a_run(run: Run) -> None:
+    code = (
+        "import sys, time; from eagle3lab.runs.directory import Run\n"
+        "with Run.open(sys.argv[1]).working(): print('in', flush=True); time.sleep(60)"
+    )
+    assert not run.being_worked_on()
+    with subprocess.Popen([sys.executable, "-c", code, str(run.path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"in\n"
+        assert run.being_worked_on()
+        with pytest.raises(RunError, match=f"another process works on run {run.path.name}; one at a time"):
+            pipeline.run_notebooks(run, names=())
+        other.kill()
+    assert not run.being_worked_on(), "the lock ends with its process"
+    assert pipeline.run_notebooks(run, names=()) is None
+
+
+def test_a_run_does_not_go_on_with_other_inputs(run: Run) -> None:
+    run.require_inputs(target="a" * 64)
+    run.add_inputs(target="a" * 64)
+    run.require_inputs(target="a" * 64, corpus="c" * 64)
+    with pytest.raises(RunError, match=rf"the target of run {run.path.name} was a{{12}}, now it is b{{12}}"):
+        Run.open(run.path).require_inputs(target="b" * 64)
 
 
 def test_newest_takes_only_runs_whose_step_is_ok(run: Run) -> None:

@@ -95,6 +95,16 @@ def test_same_means_parameters_code_and_versions(batch, builders, monkeypatch) -
     assert find_same("smollm2", "quick", 3) is None
 
 
+def test_a_run_of_another_target_is_not_the_same(batch, builders, monkeypatch) -> None:
+    """As after `fetch --source`: its states and its drafter are of other weights."""
+    run = resolve_run("03_train_drafter", builders, preset="quick")
+    run.add_inputs(target="a" * 64)
+    for now, found in (("a" * 64, run.path), ("b" * 64, None), (None, run.path)):
+        monkeypatch.setattr("eagle3lab.runs.provenance.target_hash", lambda _, now=now: now)
+        same = find_same("smollm2", "quick", 0)
+        assert (same.path if same else None) == found
+
+
 def test_a_run_that_somebody_works_on_is_left_alone(batch, builders) -> None:
     run = finished("fetch")
     with run.recording("capture"):

@@ -30,6 +30,8 @@ def call(capfd):
         (("run", "-p", "train_step=5"), "did you mean 'train_steps'?"),
         (("run", "-p", "train_steps=five"), "train_steps is 'five' (str)"),
         (("run", "-p", "seed=-1"), "seed is -1"),
+        (("run", "-p", "draft=/nowhere"), "draft is /nowhere"),
+        (("run", "--regenerate", "--preset", "quik"), "did you mean 'quick'?"),
         (("run", "-p", "preset=quick"), "--preset quick"),
         (("run", "--max-minutes", "0"), "--max-minutes 0"),
         (("run", "--max-minutes", "nan"), "--max-minutes nan"),

@@ -140,6 +140,12 @@ def test_what_cannot_work_is_refused(small: tuple[str, Path], replies: Path, tmp
     profile, folder = small
     with pytest.raises(UsageError, match="belong together"):
         capture_replies(profile, replies, tmp_path / "x", target=folder, server="http://127.0.0.1:1")
+    with pytest.raises(UsageError, match="--dtype float32 with --server"):
+        capture_replies(profile, replies, tmp_path / "x", server="u", exchange=tmp_path, dtype="float32")
+    for wrong in ({"dtype": "bf16"}, {"server": "u", "exchange": tmp_path, "concurrency": 0}):
+        with pytest.raises(UsageError, match=r"--dtype bf16; one of|--concurrency 0; 1 or more"):
+            capture_replies(profile, replies, tmp_path / "x", target=folder, **wrong)
+    assert not (tmp_path / "x").exists()
     with pytest.raises(FetchError, match="no target in"):
         capture_replies(profile, replies, tmp_path / "x", target=tmp_path)
     capture_replies(profile, replies, tmp_path / "states", target=folder)

@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
-from eagle3lab.core.errors import FetchError
+from eagle3lab.core.errors import FetchError, ProfileError
 from eagle3lab.targets.adopt import adopt
-from eagle3lab.targets.fetch import fetch, fetched_folder, weight_hash
+from eagle3lab.targets.fetch import fetch, fetched_folder, target_id, weight_hash
 from eagle3lab.targets.profiles import load_profile
 
 
@@ -65,7 +65,11 @@ def test_weights_that_change_under_a_target_are_refused(own):
     [
         ("config.json", '{"num_hidden_layers": 32, "hidden_size": 576, "vocab_size": 49152}', "hidden_layers 32; "),
         ("config.json", "{}", "has num_hidden_layers None, hidden_size None"),
+        ("config.json", "[]", "holds a list"),
+        ("config.json", "{", "is not JSON"),
         ("model.safetensors", None, "no .safetensors file"),
+        ("tokenizer.json", None, "no tokenizer in"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": "model-2.safetensors"}}', "model-2.safetensors is not"),
         ("config.json", None, "no config.json"),
     ],
 )  # fmt: skip
@@ -74,9 +78,49 @@ def test_a_folder_that_cannot_be_the_target(own, name, content, why):
         (own / name).unlink()
     else:
         (own / name).write_text(content)
-    with pytest.raises(FetchError, match=re.escape(why)):
+    with pytest.raises((FetchError, ProfileError), match=re.escape(why)):
         adopt(load_profile("smollm2"), str(own))
     assert not fetched_folder(load_profile("smollm2")).exists()
+
+
+def test_a_link_that_leads_nowhere_is_no_weight_file(own):
+    (own / "model.safetensors").unlink()
+    (own / "model.safetensors").symlink_to(own / "gone")
+    with pytest.raises(FetchError, match=r"model\.safetensors is not there"):
+        adopt(load_profile("smollm2"), str(own))
+
+
+def test_a_target_that_does_not_fit_any_more_leaves_the_old_one(own):
+    """The wrong version removes the links first: the next run would download the profile's own weights instead."""
+    profile = load_profile("smollm2")
+    target = adopt(profile, str(own))
+    (own / "model.safetensors").write_bytes(b"others")
+    (own / "config.json").write_text(json.dumps({"num_hidden_layers": 31}))
+    with pytest.raises(FetchError, match="num_hidden_layers 31"):
+        adopt(profile, str(own))
+    assert (target / "eagle3lab_target.json").is_file()
+    with pytest.raises(FetchError, match=rf"not what it was \(size\).*--source {own}"):
+        weight_hash(target)
+
+
+def test_what_is_taken_keeps_its_own_name(own, tmp_path):
+    assert target_id(adopt(load_profile("smollm2"), str(own))) == "own"
+    cached = tmp_path / "models--some--model" / "snapshots" / "1234"
+    shutil.copytree(own, cached)
+    shutil.rmtree(fetched_folder(load_profile("smollm2")))
+    assert target_id(adopt(load_profile("smollm2"), str(cached))) == "some/model"
+
+
+def test_random_weights_cannot_be_replaced(own):
+    with pytest.raises(FetchError, match="is of random weights"):
+        adopt(load_profile("kimi-thin"), str(own))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b--c/", "models/my--model", "./model", "a/.."])
+def test_words_that_are_no_names_are_one_line(own, name, monkeypatch):
+    monkeypatch.chdir(own)
+    with pytest.raises(FetchError):
+        adopt(load_profile("smollm2"), name)
 
 
 def test_a_name_that_is_not_in_the_cache_of_the_hub(own, monkeypatch):
