@@ -153,11 +153,12 @@ def asked(ids: list[int] | None, target: Target, engine: Engine, family: str | N
     Found by asking for the same list on a target so deep that every point is reached.
     """
     blocks = target.blocks or 0
+    family = family or (target.family if target.family in points.FAMILIES else None)
     if ids is None:
-        return [2, blocks // 2, blocks - 3]
+        shift = points.FAMILIES[family].default_shift if family and engine.name == "sglang" else 0
+        return [point + shift for point in (2, blocks // 2, blocks - 3)]
     if not ids:
         return []
-    family = family or (target.family if target.family in points.FAMILIES else None)
     shift = 0
     if engine.name == "sglang":
         if family == "gpt_oss":

@@ -8,9 +8,12 @@ from typing import Any
 
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.launch import parse_args
 from eagle3lab.doctor.views import Draft, Target, draft_of, target_of
 
 KNOWN_PREFIXES = ("module.", "draft_model.", "model.module.", "_orig_mod.", "base_model.model.", "model.model.")
+NOT_EAGLE = ("DFLASH", "DSPARK", "UNO", "STANDALONE", "NGRAM")
+"""SGLang's algorithms whose drafts are of another make."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,25 @@ def is_mla(headers: dict[str, Any], draft: Draft) -> bool:
     return draft.mla and not any(".q_proj." in name or ".k_proj." in name for name in headers)
 
 
+def is_other_method(facts: Facts, headers: dict[str, Any]) -> bool:
+    """Whether the file is a draft of another method, which other rules hold for.
+
+    EAGLE-1/2 says so by its class. A draft that is launched as one of `NOT_EAGLE` and has no sign of EAGLE-3 beside a
+    wide fc (DFlash has one too) is that.
+    """
+    draft = draft_of(facts)
+    marks = any("hidden_norm" in name for name in headers)
+    named = (draft.architecture or "").lower()
+    if "eagle" in named and "eagle3" not in named:
+        return not marks
+    if marks or draft.eagle3_class or draft.nested_ids or draft.top_ids or not facts.has("launch_args"):
+        return False
+    if any(names.is_map(name) or name.startswith("midlayer.") for name in headers):
+        return False
+    algorithm = parse_args(facts["launch_args"]).value("speculative-algorithm")
+    return algorithm is not None and algorithm.upper() in NOT_EAGLE
+
+
 def take(facts: Facts) -> Inventory | None:
     """The inventory of `draft_headers`; None when no headers were given."""
     headers = facts.mapping("draft_headers")
@@ -96,7 +118,8 @@ def take(facts: Facts) -> Inventory | None:
 def _required(draft: Draft, target: Target | None, mla: bool) -> dict[str, tuple[int | None, ...]]:
     required = names.expected_shapes(draft, target, mla=mla)
     borrows_head = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
-    if borrows_head:
+    tied = draft.config.get("tie_word_embeddings") is True and draft.draft_vocab in (None, draft.vocab)
+    if borrows_head or tied:
         del required["lm_head.weight"]
     if mla and draft.size("q_lora_rank") is None and draft.config:
         for name in ("q_a_proj", "q_a_layernorm", "q_b_proj"):

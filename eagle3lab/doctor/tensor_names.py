@@ -127,10 +127,13 @@ def optional_names(draft: Draft) -> set[str]:
 
 
 def canonical_names(names: Iterable[str], *, model_prefix: bool) -> dict[str, str]:
-    """File name -> canonical name: `layers.0.` becomes `midlayer.`, `model.` goes when the loader knows it."""
+    """File name -> canonical name: `layers.0.` becomes `midlayer.`, `model.` goes when the loader knows it.
+
+    SGLang's loader knows the names inside its `model`; the head stands beside it, so `model.lm_head` is dropped.
+    """
     found: dict[str, str] = {}
     for name in names:
-        bare = strip_prefix(name) if model_prefix else name
+        bare = strip_prefix(name) if model_prefix and not name.startswith("model.lm_head.") else name
         found[name] = "midlayer." + bare.removeprefix("layers.0.") if bare.startswith("layers.0.") else bare
     return found
 

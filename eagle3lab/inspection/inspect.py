@@ -124,7 +124,7 @@ def _measured_size(verdict: Verdict, size: float, name: str) -> None:
     for index, label in enumerate(verdict.labels):
         word = label.partition("(")[0]
         if word in ("INIT-UNKNOWN", "MOVED-FROM-INIT"):
-            verdict.labels[index] = f"MOVED-FROM-INIT({size:.3g})"
+            verdict.labels[index] = f"MOVED-FROM-INIT({size:.3g})" if size else f"AT-INIT({name})"
             verdict.evidence.append(f"the size is measured against {name}; from the weights alone: {label}")
 
 

@@ -123,7 +123,7 @@ def spectrum(
     names = ["all", *points] if len(widths) > 1 else ["all"]
     members = [[i for i, group in enumerate(groups) if b in group] for b in range(len(widths))]
     rng = np.random.default_rng(seed)
-    runs = [_Lanczos(rng.choice([-1.0, 1.0], size=(rows, probes)), steps) for _ in groups]
+    runs = [_Lanczos(rng.standard_normal((rows, probes)), steps) for _ in groups]
     square = np.zeros(len(widths))
     total, count = np.zeros(len(widths)), np.zeros(len(widths))
     for step in range(steps):

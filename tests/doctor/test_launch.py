@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -101,6 +102,13 @@ def test_speculative_config_of_vllm() -> None:
 
 def test_open_quote_is_a_finding() -> None:
     assert "open quote" in launch_facts("python -m x --a 'b --tp 8").remarks[0].message
+
+
+def test_variables_that_hold_each_other_ten_times_end() -> None:
+    """Ten lines would come to 10^10 characters."""
+    lines = ["A=0123456789", *(f"{after}={f'${before}' * 10}" for before, after in itertools.pairwise("ABCDEFGHIJ"))]
+    text = "\n".join([*lines, "python3 -m sglang.launch_server --model-path $J"])
+    assert "more than 1,000,000 characters" in launch_facts(text).remarks[0].message
 
 
 def test_no_flags_is_bad_usage() -> None:

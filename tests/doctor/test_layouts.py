@@ -72,7 +72,6 @@ SCALE = "midlayer.mlp.up_proj.weight_scale_inv"
 FP8 = {"quantization_config": {"quant_method": "fp8"}}
 HEALTHY: list[tuple[str, Change, dict[str, Any]]] = [
     ("plain", dict, {}),
-    ("model. prefix", behind("model."), {}),
     ("head outside the prefix", behind("model.", but=("lm_head", "d2t", "t2d")), {}),
     ("fused projections", fused, {}),
     ("no head_dim", dict, {"head_dim": None, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 32}),
@@ -109,6 +108,7 @@ def test_a_hub_cache_is_a_folder(tmp_path: Path, target: Path) -> None:
 DAMAGED: list[tuple[Change, str]] = [
     (behind("student."), "behind the prefix 'student.'"),
     (behind("eagle_head.model."), "behind the prefix 'eagle_head.model.'"),
+    (behind("model."), "1 unknown key (model.lm_head.weight): SGLang drops it"),
     (without("lm_head.weight"), "missing key lm_head.weight [32, 32]"),
     (without("d2t", "t2d"), "d2t is missing with a draft vocabulary of 32 of 64"),
 ]

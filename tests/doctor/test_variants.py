@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,9 @@ FAULTS = [
     ({"index": {"weight_map": {"k": "s"}}, "files": {"s": {}}}, "lacks 1 tensors"),
     ({"tensor": {"dtype": "F32", "shape": [1, 2], "bytes_hex": "0000803f0000c0ff"}}, "1 NaN, first at [0, 1]"),
     ({"a": "arange(8) as float32, shape [2, 2, 2]", "save": "a[..., 1]"}, "could not"),
+    ({"grad_norm_by_place": {"left edge": 0.0, "right edge": 0.098}}, "the place after the end does (0.098)"),
+    ({"vocab_size": 151669, "logits_width": 607744, "tensor_parallel": 4}, "607744 = 4 x 151936"),
+    ({"draft_headers": {}}, "the file holds no tensor"),
     ({**notebook("import time\nfor i in range(8):\n    time.sleep(1)"), "limit_s": 7}, "ran past 7 s"),
     ({**notebook(tagged("k: int | None = None")), "parameters": {"k": "3"}}, "given as str"),
     ({**notebook(tagged("hidden_size = 8")), "parameters": {"hiden_size": 9}}, "did you mean hidden_size"),
@@ -111,6 +115,14 @@ HEALTHY = [
     {"tokens": [*CHATML, "<think>", "a", "</think>", "b", "<|im_end|>", "\n"], "template": "qwen3"},
     {"run": {"step": 100}, "log_lr": [[80, 1e-5], [100, 0.8e-5], [120, 0.6e-5]]},
     {"run": {"step": 0, "weights": True}},
+    {"grad_norm_by_place": {"left edge": 0.114, "right edge": 0.0}},
+    {
+        "corpus_distinct_tokens": 41000,
+        "draft_vocab_size": 32000,
+        "vocab_size": 163840,
+        "built_map": {"padded": False},
+    },
+    {"vocab_size": 151669, "logits_width": 151936, "tensor_parallel": 4},
     {"losses_straight": [2.0], "losses_resumed": [2.0 + 1e-9]},
     {"file": {"tensors": {"a": ["F8_E4M3", [3, 3]], "b": ["I64", []]}}},
     {"tensor": {"dtype": "BF16", "shape": [2], "bytes_hex": "0080807f"[:4] + "7f7f"}},
@@ -125,6 +137,83 @@ HEALTHY = [
 @pytest.mark.parametrize("facts", HEALTHY, ids=[str(sorted(facts)) for facts in HEALTHY])
 def test_healthy(facts: dict[str, Any]) -> None:
     assert [f.message for f in visit_facts(facts).findings if f.severity != "info"] == []
+
+
+def test_unsorted_ids_are_compared_too() -> None:
+    """[57, 1, 29] is taken as it stands, because its first id is not 1: order has no effect, but one too low has."""
+    facts = {"target": {"blocks": 61, "hidden_size": 8, "family": "kimi_k25"}, "states_manifest_resid_pre": [2, 30, 58]}
+    assert "captures [1, 29, 57]" in said({**facts, "draft_config_ids": [57, 1, 29]}, "error", "sglang")
+    assert said({**facts, "draft_config_ids": [58, 2, 30]}, "error", "sglang") == ""
+
+
+def test_the_default_points_of_a_family_that_adds_one() -> None:
+    facts = {"target": {"blocks": 61, "hidden_size": 8, "family": "minimax_m3_vl"}, "draft_config_ids": None}
+    assert said(facts, "error", "sglang") == ""
+
+
+def test_a_count_of_states_that_is_not_that_of_the_list() -> None:
+    """`num_aux_hidden_states` sizes fc, the list decides what is captured."""
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 6, "target_hidden_size": 8,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 4, 5]}, "num_aux_hidden_states": 3,
+    }  # fmt: skip
+    target = {"blocks": 8, "hidden_size": 8, "vocab_size": 10}
+
+    def errors(columns: int, states: int) -> str:
+        headers = {"fc.weight": ["BF16", [6, columns]], "midlayer.hidden_norm.weight": ["BF16", [6]]}
+        facts = {
+            "target": target,
+            "draft_config": {**config, "num_aux_hidden_states": states},
+            "draft_headers": headers,
+        }
+        return said(facts, "error", "sglang")
+
+    assert "captures 4 states, width 32 against fc 24" in errors(24, 3)
+    assert "against fc" not in errors(32, 4)
+
+
+@pytest.mark.parametrize("shape", [[172032], [0], [0, 24], [2, 3, 24]])
+def test_an_fc_that_is_no_matrix(shape: list[int]) -> None:
+    headers = {"fc.weight": ["BF16", shape], "midlayer.input_layernorm.weight": ["BF16", [8]]}
+    assert f"fc.weight is {shape}: no matrix" in said({"draft_headers": headers}, "error")
+
+
+OTHER_METHODS = [
+    ("STANDALONE", {"architectures": ["LlamaForCausalLM"]}, {"model.layers.0.self_attn.q_proj.weight": [8, 8]}),
+    ("DFLASH", {"architectures": ["DFlashDraftModel"]}, {"fc.weight": [8, 40], "layers.0.mlp.up_proj.weight": [16, 8]}),
+    (
+        "EAGLE",
+        {"architectures": ["LlamaForCausalLMEagle"]},
+        {"fc.weight": [8, 16], "layers.0.self_attn.q_proj.weight": [8, 8]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "config", "shapes"), OTHER_METHODS, ids=[row[0] for row in OTHER_METHODS])
+def test_drafts_of_other_methods_are_not_judged_as_eagle3(algorithm: str, config: dict, shapes: dict) -> None:
+    facts = {
+        "target": {"blocks": 8, "hidden_size": 8, "vocab_size": 10},
+        "draft_config": {"hidden_size": 8, "num_hidden_layers": 1, **config},
+        "draft_headers": {name: ["BF16", shape] for name, shape in shapes.items()},
+        "launch_args": ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", "D"],
+    }
+    told = [f.message for f in visit_facts(facts, "sglang").findings if f.severity == "error"]
+    assert not [m for m in told if re.search("EAGLE3 is needed|missing key|unknown key|reads [0-9]+ columns", m)], told
+    marked = facts["draft_headers"] | {"midlayer.hidden_norm.weight": ["BF16", [8]]}
+    assert any("missing key" in f.message for f in visit_facts({**facts, "draft_headers": marked}, "sglang").findings)
+
+
+def test_a_tied_head_is_not_missing() -> None:
+    headers = {"fc.weight": ["BF16", [8, 24]], "midlayer.input_layernorm.weight": ["BF16", [8]]}
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 8, "vocab_size": 10, "draft_vocab_size": 10}
+    facts = {"draft_headers": headers, "draft_config": config}
+
+    def missing(**more: Any) -> str:
+        found = visit_facts({**facts, "draft_config": {**config, **more}}, "sglang").findings
+        return " ".join(str(f.evidence.get("shapes", "")) for f in found if f.code == "weights-missing")
+
+    assert "lm_head.weight" in missing() and "lm_head.weight" not in missing(tie_word_embeddings=True)
+    assert "lm_head.weight" in missing(tie_word_embeddings=True, draft_vocab_size=4)
 
 
 def test_a_capturing_hook_sees_every_chunk() -> None:

@@ -236,3 +236,11 @@ def test_the_step_0_snapshot_measures_what_the_weights_cannot_show(tmp_path) -> 
     (label,) = found.verdict.labels
     assert float(label[len("MOVED-FROM-INIT(") : -1]) == pytest.approx(3.0, rel=0.02)
     assert any("size is measured against step-000000" in line for line in found.verdict.evidence)
+
+
+def test_an_fc_that_equals_its_start_did_not_move(tmp_path) -> None:
+    """A frozen fc of no listed family: the wrong version says MOVED-FROM-INIT(0)."""
+    start = uniform(SHAPE, 0) + normal(SHAPE, 3 * start_std(SHAPE), 1)
+    save_fc(tmp_path, start)
+    write_safetensors(tmp_path / "fc_snapshots" / "step-000000.safetensors", {"fc.weight": bfloat16_bits(start)})
+    assert inspect_checkpoint(tmp_path).verdict.labels == ["AT-INIT(step-000000.safetensors)"]

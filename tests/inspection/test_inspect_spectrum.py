@@ -80,6 +80,15 @@ def test_a_degenerate_matrix_ends_early(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize("pair", [(0, 1), (3, 200), (17, 90), (41, 42), (100, 255), (7, 128)])
+def test_a_sparse_largest_vector_is_found(tmp_path, pair: tuple[int, int]) -> None:
+    """The bound is one for starts that are uniform on the sphere; signs alone are orthogonal to it half of the time."""
+    w = np.zeros((256, 768), np.float32)
+    w[pair[0]], w[pair[1]] = np.arange(1, 769), -np.arange(1, 769)
+    _, fast, exact = both(tmp_path, w)
+    assert fast[0].largest == pytest.approx(exact[0].largest, rel=1e-5)
+
+
 @pytest.mark.parametrize("kind", ["fast", "exact"])
 @pytest.mark.parametrize("value", [0.0, 0.5])
 def test_zeros_and_two_equal_rows(tmp_path, kind: str, value: float) -> None:

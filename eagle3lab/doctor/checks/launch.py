@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.inventory import NOT_EAGLE
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
 from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
@@ -105,6 +106,8 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
             fc_in=fc_in,
             target_hidden=state,
         )
+    if effective in NOT_EAGLE and all(sign.startswith("fc reads") for sign in signs):
+        signs = []  # DFlash's fc is as wide
     if effective != "EAGLE3" and signs and not launch.has("enable-return-aux-hidden-states"):
         yield error(
             flag,

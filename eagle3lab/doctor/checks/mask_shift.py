@@ -119,8 +119,10 @@ def reply_of(facts: Facts, tokens: Sequence[Any]) -> list[int] | None:
 def gradient(facts: Facts) -> Iterator[Finding]:
     """Which edge of the reply the gradient reaches."""
     norms = {str(name): real(value) for name, value in mapping(facts.get("grad_norm_by_place")).items()}
-    first = next((v for k, v in norms.items() if re.search(r"first|start|begin|left", k.lower())), None)
-    edge = next((v for k, v in norms.items() if re.search(r"edge|end|right|after|stale", k.lower())), None)
+    at = next((name for name in norms if re.search(r"first|start|begin|left", name.lower())), None)
+    others = [name for name in norms if name != at]
+    past = [name for words in ("right|after|stale|end", "edge") for name in others if re.search(words, name.lower())]
+    first, edge = norms[at] if at is not None else None, norms[past[0]] if past else None
     if first is None or edge is None:
         yield info("gradient", "could not check the gradient because its first and last place are not named")
     elif first <= 1e-12 < edge:

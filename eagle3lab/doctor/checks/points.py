@@ -90,7 +90,7 @@ def points_differ(facts: Facts) -> Iterator[Finding]:
         if view.by_family:
             yield from _unknown_family(view, trained)
             continue
-        if view.resid_pre == trained or view.asked != sorted(set(view.asked)):
+        if view.resid_pre == trained or len(set(view.asked)) != len(view.asked):
             continue
         same_length = len(view.resid_pre) == len(trained)
         difference = [a - b for a, b in zip(view.resid_pre, trained, strict=True)] if same_length else None
@@ -194,6 +194,8 @@ def points_range(facts: Facts) -> Iterator[Finding]:
         if view.off:
             continue
         finding = _range_fault(view, target.blocks if target and target.blocks else 0, state, fc_in)
+        if finding is None and fc_in == draft_of(facts).states * (state or 0):
+            finding = _width_fault(view, state or 0, fc_in)  # else `width-fc` tells it
         if finding is not None:
             found.append((view, finding))
     yield from _softened(facts, found, len(seen))
@@ -247,6 +249,18 @@ def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) 
         numbers |= {"boundary": blocks, "before_final_norm": True, "width_ok": fits}
         return warning("capture points", f"{text}; older engines do not capture it", actual=view.read, **numbers)
     return None
+
+
+def _width_fault(view: View, state: int, fc_in: int) -> Finding | None:
+    """A number of states written apart from the list (`num_aux_hidden_states`) that fits fc, but not the list."""
+    width = len(view.resid_pre) * state
+    if width == fc_in:
+        return None
+    text = f"{view.engine.label} captures {len(view.resid_pre)} states, width {width} against fc {fc_in}"
+    return error(
+        "capture points", text, actual=view.resid_pre, captured=len(view.resid_pre), width=width, captured_width=width,
+        fc_in=fc_in, engine_captures_resid_pre=view.resid_pre,
+    )  # fmt: skip
 
 
 @check(

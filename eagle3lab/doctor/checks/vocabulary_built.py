@@ -84,7 +84,9 @@ def vocab_built(facts: Facts) -> Iterator[Finding]:
     built = facts.mapping("built_map")
     distinct, wanted = whole(facts.get("corpus_distinct_tokens")), whole(facts.get("draft_vocab_size"))
     if facts.has("built_map") and wanted:
-        rows = whole(built.get("d2t_rows")) or (distinct if built.get("padded") is False else None)
+        rows = whole(built.get("d2t_rows")) or (
+            min(distinct, wanted) if distinct is not None and built.get("padded") is False else None
+        )
         if rows is not None and rows != wanted:
             yield error(
                 "d2t",
@@ -137,6 +139,17 @@ def logits_width(facts: Facts) -> Iterator[Finding]:
         yield error(
             "logits",
             f"width {width} = {times} x {vocab}: each rank holds the full vocabulary and was gathered again",
+            actual=width,
+            multiple=times,
+            tensor_parallel=ranks,
+            likely="each rank holds the full vocabulary and was gathered again",
+        )
+    elif width >= 2 * vocab:
+        times = ranks if ranks and width % ranks == 0 and width // ranks >= vocab else width // vocab
+        each = f" = {times} x {width // times}" if width % times == 0 else ""
+        yield error(
+            "logits",
+            f"width {width}{each} for a vocabulary of {vocab}: it was gathered more than once, padding counted",
             actual=width,
             multiple=times,
             tensor_parallel=ranks,

@@ -8,7 +8,7 @@ from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
-from eagle3lab.doctor.inventory import Inventory, rename_hints, take
+from eagle3lab.doctor.inventory import is_other_method, rename_hints, take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of
 
@@ -19,13 +19,6 @@ SHOWN = 6
 
 def _some(items: list[str]) -> str:
     return ", ".join(items[:SHOWN]) + (f" and {len(items) - SHOWN} more" if len(items) > SHOWN else "")
-
-
-def _eagle1(facts: Facts, inventory: Inventory) -> bool:
-    """EAGLE-1/2 drafts have other tensors; only EAGLE-3 files are judged here."""
-    draft = draft_of(facts)
-    named = (draft.architecture or "").lower()
-    return "eagle" in named and "eagle3" not in named and not any("hidden_norm" in n for n in inventory.headers)
 
 
 @check(
@@ -74,7 +67,9 @@ def _logged(facts: Facts) -> bool:
 def weights_unknown(facts: Facts) -> Iterator[Finding]:
     """Renamed tensors with a hint; strays that were trained and are never applied."""
     inventory = take(facts)
-    if inventory is None or (inventory.prefix and len(inventory.unknown) > 1) or _eagle1(facts, inventory):
+    if inventory is None or (inventory.prefix and len(inventory.unknown) > 1):
+        return
+    if is_other_method(facts, inventory.headers):
         return
     unknown = inventory.unknown
     if not unknown or not (inventory.whole or draft_of(facts).eagle3_class):
@@ -135,7 +130,11 @@ def weights_adapter(facts: Facts) -> Iterator[Finding]:
 def weights_missing(facts: Facts) -> Iterator[Finding]:
     """Names and shapes of what is not there."""
     inventory = take(facts)
-    if inventory is None or not inventory.missing or _eagle1(facts, inventory):
+    if inventory is None:
+        if facts.has("draft_headers"):
+            yield error("draft weights", "the file holds no tensor", actual=0, count=0)
+        return
+    if not inventory.missing or is_other_method(facts, inventory.headers):
         return
     if inventory.prefix and len(inventory.unknown) > 1:
         return  # one cause: `weights-prefix` tells it

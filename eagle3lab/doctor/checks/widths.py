@@ -8,7 +8,7 @@ from typing import Any
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.inventory import Inventory, take
+from eagle3lab.doctor.inventory import Inventory, is_other_method, take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of
 
@@ -28,8 +28,12 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
     """Wrong width of one state, or another number of states than ids."""
     inventory, draft, target = take(facts), draft_of(facts), target_of(facts)
     shape = inventory.shape("fc.weight") if inventory else None
-    named = (draft.architecture or "").lower()
-    if inventory is None or not shape or len(shape) != 2 or ("eagle" in named and "eagle3" not in named):
+    if inventory is None or shape is None or is_other_method(facts, inventory.headers):
+        return
+    if len(shape) != 2 or 0 in shape:
+        if inventory.whole:
+            text = f"fc.weight is {shape}: no matrix of [draft hidden, states x target hidden]"
+            yield error("fc.weight", text, actual=shape, shape=shape)
         return
     rows, fc_in = shape
     hidden, state = draft.hidden, draft.target_hidden(target)
@@ -108,7 +112,7 @@ def width_attention(facts: Facts) -> Iterator[Finding]:
     """Columns of the projections that read both halves."""
     inventory, draft = take(facts), draft_of(facts)
     hidden = draft.hidden
-    if inventory is None or not hidden:
+    if inventory is None or not hidden or is_other_method(facts, inventory.headers):
         return
     for part in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "qkv_proj"):
         name = f"midlayer.self_attn.{part}.weight"
@@ -138,7 +142,7 @@ def width_attention(facts: Facts) -> Iterator[Finding]:
 def width_others(facts: Facts) -> Iterator[Finding]:
     """Rows and columns that the other width checks do not look at."""
     inventory = take(facts)
-    if inventory is None:
+    if inventory is None or is_other_method(facts, inventory.headers):
         return
     for name, expected in _expectations(facts, inventory).items():
         shape = inventory.shape(name)

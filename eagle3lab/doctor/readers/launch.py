@@ -166,6 +166,8 @@ def _server(text: str) -> tuple[list[str], int]:
             for option, word in itertools.pairwise(line):
                 if re.fullmatch(r"-\w*c", option):  # bash -lc "python3 -m sglang.launch_server ..."
                     found += shell.commands(word)
+    except shell.TooLong as error:
+        raise ReadError(f"the launch line comes to {error}, variables put in", rule="a launch line is short") from error
     except ValueError as error:
         raise ReadError(f"the launch line has an open quote ({error})", rule="quotes come in pairs") from error
     for flags in (("--speculative", "--model"), ("--speculative",), ("--model",)):

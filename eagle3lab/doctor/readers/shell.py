@@ -17,11 +17,19 @@ UNKNOWN = re.compile(r"\$[\w{(@*]|`")
 """What is left of an expansion that the text does not settle."""
 
 
+MOST_CHARACTERS = 1_000_000
+"""Of all words, variables put in: a few lines that name each other ten times over would fill any memory."""
+
+
+class TooLong(ValueError):
+    """The words come to more than `MOST_CHARACTERS`."""
+
+
 def commands(text: str) -> list[list[str]]:
     """The words of every command, in order; assignments in front of one are among its words.
 
     Raises:
-        ValueError: a quote that is not closed.
+        ValueError: a quote that is not closed. TooLong: more text than any launch line has.
     """
     return _Shell(text.replace("\r\n", "\n")).commands()
 
@@ -35,6 +43,7 @@ class _Shell:
         self.word: str | None = None
         self.array: tuple[str, list[str]] | None = None
         self.dropped = False
+        self.characters = 0
 
     def commands(self) -> list[list[str]]:
         while self.at < len(self.text):
@@ -78,6 +87,9 @@ class _Shell:
             self._add(here, 1)
 
     def _add(self, text: str, length: int) -> None:
+        self.characters += len(text)
+        if self.characters > MOST_CHARACTERS:
+            raise TooLong(f"more than {MOST_CHARACTERS:,} characters")
         # A line break that is escaped adds nothing and begins no word.
         self.word = (self.word or "") + text if text or self.word is not None else None
         self.at += length
