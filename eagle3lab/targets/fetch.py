@@ -113,6 +113,7 @@ def fetch(profile: Profile, *, note: Callable[[str], None] = print) -> Path:
                 rule="a target does not change under its runs",
                 fix=f"eagle3lab fetch --profile {profile.name} --source {adopted}",
             )
+        note(f"{target} is made again")
         shutil.rmtree(target)
     if adopted:
         note(f"target of {profile.name}: taken from {adopted} (rm -r {target} ends that)")
@@ -145,17 +146,17 @@ def damaged(folder: Path, note: Callable[[str], None]) -> str | None:
     """
     manifest = folder / TARGET_MANIFEST
     if not manifest.is_file():
-        note(f"{folder} has no {TARGET_MANIFEST}: fetched again")
+        note(f"{folder} has no {TARGET_MANIFEST}: refused")
         return "no manifest"
     facts = read_json(manifest)
     for name, expected in facts["files"].items():
         path = folder / name
         size = path.stat().st_size if path.is_file() else 0
         if size != expected["bytes"]:
-            note(f"{path} is {size} bytes, {expected['bytes']} were written: refused, fetched again")
+            note(f"{path} is {size} bytes, {expected['bytes']} were written: refused")
             return "size"
         if path.stat().st_mtime_ns != expected["mtime_ns"] and sha256_file(path) != expected["sha256"]:
-            note(f"{path} has another sha256 than when it was written: refused, fetched again")
+            note(f"{path} has another sha256 than when it was written: refused")
             return "hash"
     return None
 
