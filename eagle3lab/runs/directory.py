@@ -309,11 +309,15 @@ class Run:
         """Whether a process holds `working`, or does a step of it."""
         if any(step.status == "running" for step in self.status.steps.values()):
             return True
-        try:
-            with self.working():
-                return False
-        except RunError:
-            return True
+        lock = self.path / WORK_LOCK
+        if not lock.is_file():
+            return False
+        with lock.open() as handle:  # to read alone: another person's run may be listed too
+            try:
+                fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def require_inputs(self, **now: str) -> None:
         """Refuse to go on where an input that a step noted is another one now: name -> sha256."""
