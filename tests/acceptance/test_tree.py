@@ -73,13 +73,13 @@ def test_wrong_trees_change_the_text(fault, monkeypatch):
     assert [reply.tokens for reply in replies] != own.plain
 
 
-def test_end_token_limit_and_context_inside_a_branch():
+def test_end_token_limit_and_context_inside_a_branch(monkeypatch):
     own = lab()
     decoder = TreeDecoder(own.target, own.drafters["taught"], SHAPES["dynamic"])
     for limit in (1, 2, 3, 4):
         replies = decoder.run(own.prompts, max_new_tokens=limit)
         assert [r.tokens for r in replies] == [text[:limit] for text in own.plain]
-    decoder.context = 20
+    monkeypatch.setattr(own.target, "context", 20)
     replies = decoder.run(own.prompts, max_new_tokens=LIMIT)
     assert [r.tokens for r in replies] == [t[: 20 - len(p)] for p, t in zip(own.prompts, own.plain, strict=True)]
     assert any(reply.ended and reply.accepted[-1] > 0 for reply in replies), "some reply ends with a kept draft"
