@@ -32,7 +32,7 @@ PROMPTS = int(os.environ.get("EAGLE3LAB_ENGINE_PROMPTS", "20"))
 MAX_NEW_TOKENS = 64
 SMALL = {
     **{"train_samples": 400, "train_steps": 100, "batch_tokens": 768},
-    **{"learning_rate": 2e-3, "head_rows": 0, "draft_vocab_size": 8192},
+    **{"learning_rate": 2e-3, "head_rows": 0, "draft_vocab_size": 8192, "ttt_steps": K},
 }
 """Amounts of the drafter that the tests train from nothing: a few minutes on two quiet cores, and some drafts right."""
 
