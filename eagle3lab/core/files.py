@@ -130,16 +130,25 @@ def folder_lock(folder: Path, *, note: Callable[[str], None] = print) -> Iterato
         yield
 
 
-def build_folder(folder: Path, builder: Callable[[Path], None], *, note: Callable[[str], None] = print) -> Path:
+def build_folder(
+    folder: Path,
+    builder: Callable[[Path], None],
+    *,
+    stale: Callable[[], bool] | None = None,
+    note: Callable[[str], None] = print,
+) -> Path:
     """Return `folder`, building it first when it is absent: whole or not at all, once, under a lock.
 
     `builder(temporary)` fills a temporary sibling that is renamed to `folder` at the end. Leftovers of a killed
     builder are removed before the next try.
+
+    Args:
+        stale: asked, under the lock, of a folder that is there: true = the new one takes its place once it is whole.
     """
-    if folder.exists():
+    if folder.exists() and stale is None:
         return folder
     with folder_lock(folder, note=note):
-        if folder.exists():
+        if folder.exists() and not (stale is not None and stale()):
             return folder
         for leftover in folder.parent.glob(f".{folder.name}.*.part"):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -147,6 +156,8 @@ def build_folder(folder: Path, builder: Callable[[Path], None], *, note: Callabl
         temporary.mkdir(parents=True)
         try:
             builder(temporary)
+            if folder.exists():
+                shutil.rmtree(folder)
             os.replace(temporary, folder)
             fsync_folder(folder.parent)
         finally:

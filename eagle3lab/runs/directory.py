@@ -319,11 +319,15 @@ class Run:
                 return True
         return False
 
+    def began_with(self, name: str, sha256: str | None) -> bool:
+        """Whether nothing speaks against the input `name` being this one: true where either hash is not known."""
+        return sha256 is None or self.manifest.inputs.get(name, sha256) == sha256
+
     def require_inputs(self, **now: str) -> None:
         """Refuse to go on where an input that a step noted is another one now: name -> sha256."""
         for name, sha256 in now.items():
-            noted = self.manifest.inputs.get(name, sha256)
-            if noted != sha256:
+            if not self.began_with(name, sha256):
+                noted = self.manifest.inputs[name]
                 raise RunError(
                     f"the {name} of run {self.path.name} was {noted[:12]}, now it is {sha256[:12]}",
                     rule="a run ends with the inputs it began with",

@@ -142,7 +142,7 @@ def find_same(
         manifest = run.manifest
         if (manifest.parameters_sha256, manifest.code_sha256, manifest.versions) != wanted:
             continue
-        if target is not None and manifest.inputs.get("target", target) != target:
+        if not run.began_with("target", target):
             continue
         if (without is None or run.step_state(without) != "ok") and not run.being_worked_on():
             return run

@@ -33,7 +33,7 @@ def runs_of(job: Job, *, own: str | None = None, any_code: bool = False) -> Iter
     target = provenance.target_hash(job.profile)
     for run in itertools.chain(first, Run.all()):
         manifest = run.manifest
-        if target is not None and manifest.inputs.get("target", target) != target:
+        if not run.began_with("target", target):
             continue
         if (manifest.profile, manifest.seed, run.preset) != wanted:
             continue

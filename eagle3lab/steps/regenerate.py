@@ -12,6 +12,7 @@ from eagle3lab.core.errors import UsageError
 from eagle3lab.core.files import require_place
 from eagle3lab.corpus.prompts import read_prompts
 from eagle3lab.corpus.regenerate import Outcome, Settings, regenerate, served_model, settings_path
+from eagle3lab.steps.options import require
 
 EXAMPLES = 5
 """Failed prompts that are named; all of them are counted."""
@@ -90,11 +91,12 @@ def regenerate_file(
     if not whole:
         raise UsageError(f"--server {server}", rule="a URL", fix="--server http://127.0.0.1:30000")
     require_place(out)
-    for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0), ("max-tokens", max_tokens, 1)):
-        if value < least:
-            raise UsageError(f"--{name} {value}", rule=f">= {least}")
-    if not 0 <= temperature <= 2:
-        raise UsageError(f"--temperature {temperature}", rule="0 to 2; 0 is greedy")
+    require(
+        ("--concurrency", concurrency, concurrency >= 1, ">= 1"),
+        ("--retries", retries, retries >= 0, ">= 0"),
+        ("--max-tokens", max_tokens, max_tokens >= 1, ">= 1"),
+        ("--temperature", temperature, 0 <= temperature <= 2, "0 to 2; 0 is greedy"),
+    )
     listed = read_prompts(prompts)
     template = None if thinking is None else {"thinking": thinking}
     settings = Settings(model or served_model(server.rstrip("/")), temperature, max_tokens, seed, template=template)

@@ -8,14 +8,13 @@ works on it, under the hash of these weights. Nothing of the source is changed, 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from eagle3lab.core.errors import FetchError
-from eagle3lab.core.files import folder_lock, read_json
+from eagle3lab.core.files import build_folder, read_json
 from eagle3lab.targets.config import read_config, text_config
 from eagle3lab.targets.fetch import (
     TARGET_MANIFEST,
@@ -52,27 +51,18 @@ def adopt(profile: Profile, source: str, *, note: Callable[[str], None] = print)
         )
     folder, target = _source_folder(source), fetched_folder(profile)
     _require_fit(profile, folder)
-    with folder_lock(target, note=note):
-        if target.exists():
-            held = adopted_from(target)
-            if held != str(folder):
-                raise FetchError(
-                    f"{target} holds the target from {held or 'the source of the profile'}",
-                    rule="a profile has one target; nothing is overwritten",
-                    fix=f"rm -r {target}",
-                )
-            if damaged(target, note) is None:
-                return target
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.part")
-        temporary.mkdir(parents=True)
-        try:
-            _link(profile, folder, temporary, note)
-            if target.exists():
-                shutil.rmtree(target)  # links and small files: the source itself is not touched
-            os.replace(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return target
+
+    def stale() -> bool:
+        held = adopted_from(target)
+        if held != str(folder):
+            raise FetchError(
+                f"{target} holds the target from {held or 'the source of the profile'}",
+                rule="a profile has one target; nothing is overwritten",
+                fix=f"rm -r {target}",
+            )
+        return damaged(target, note) is not None
+
+    return build_folder(target, lambda temporary: _link(profile, folder, temporary, note), stale=stale, note=note)
 
 
 def _source_folder(source: str) -> Path:
