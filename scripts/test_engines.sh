@@ -33,14 +33,23 @@ lane() {  # NAME TESTS...
     local name=$1
     shift
     # shellcheck disable=SC2086
-    "$BIN/python" -m pytest -rs -s --durations=0 --durations-min=2 "$@" ${PYTEST_ARGS:-} 2>&1 | sed -u "s/^/$name: /"
+    "$BIN/python" -m pytest -rsfE -s --durations=0 --durations-min=2 "$@" ${PYTEST_ARGS:-} 2>&1 |
+        tee "$logs/$name" | sed -u "s/^/$name: /"
 }
 lane vllm tests/engines/test_vllm.py tests/engines/test_vllm_server.py tests/parity &
 first=$!
 lane sglang tests/engines/test_patch.py tests/engines/test_sglang_capture.py tests/engines/test_sglang_capture_kimi.py \
     tests/engines/test_sglang.py tests/engines/test_sglang_probe.py &
 second=$!
-wait "$first" || code=1
-wait "$second" || code=1
+failed=()
+wait "$first" || failed+=(vllm)
+wait "$second" || failed+=(sglang)
+# Once more, last: the other lane's lines and the durations would bury why.
+for name in ${failed[@]+"${failed[@]}"}; do
+    code=1
+    echo "FAILED: lane $name"
+    grep -E '^E  ' "$logs/$name" | tail -n 12
+    grep -E '^(FAILED|ERROR) |[0-9]+ (passed|failed|error)' "$logs/$name"
+done
 grep -h -E '^(NOT RUN|FAILED):' "$logs/one" "$logs/two" | sort -u
 exit "$code"
