@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -35,6 +36,8 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PEERS = {"specforge": ("full", "compact"), "speculators": ("sdpa",)}
 PRECISIONS = ("fp32", "bf16")
+SETTLE_SECONDS = 0.3
+"""Before a step: threads of the arm before spin a while for more work, and would take a core from this one."""
 CLOSE = {"fp32": 1e-5, "bf16": 5e-2}
 SCALING = (512, 1024, 2048, 4096)
 BARS = {  # name -> (fp32 over their fp32, bf16 over their fp32, bf16 over their bf16, peak share)
@@ -70,7 +73,6 @@ class Arm:
             "HOME": str(folder),
             "HF_HUB_OFFLINE": "1",
             "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE",  # an arm that waits for its turn must not spin
         }
         script = HERE / f"training_{self.who}.py"
         self.process = subprocess.Popen(
@@ -130,6 +132,7 @@ def time_arms(arms: list[Arm], folder: Path, threads: int, rounds: int) -> None:
                 raise SystemExit(f"{arm.name}: loss {losses[arm.name]}, ours {ours}: not the same training")
         for turn in range(rounds):
             for arm in arms[turn % len(arms) :] + arms[: turn % len(arms)]:
+                time.sleep(SETTLE_SECONDS)
                 arm.seconds.append(arm.ask("step", folder)["seconds"])
                 if arm.who == "ours":
                     arm.rates.append(arm.ask("rate", folder)["rate"])

@@ -73,12 +73,14 @@ class _FusedLoss(torch.autograd.Function):
         steps, compute = len(hidden), hidden[0].dtype
         weight, teacher_weight = head.to(compute), teacher_head.to(compute)
         asked = any(ctx.needs_input_grad)  # nobody does when only the sums are wanted
-        grad_head = torch.zeros_like(head, dtype=torch.float32) if ctx.needs_input_grad[0] else None
+        grad_head = torch.empty_like(head, dtype=torch.float32) if ctx.needs_input_grad[0] else None
         grads = [torch.zeros_like(h) for h in hidden] if asked else []
         sums.counted += supervision.counted.sum(-1)
         useful = (supervision.weights != 0) | (supervision.counted & (supervision.labels >= 0))
         teaching = useful.any(0).nonzero().squeeze(-1)
-        for piece in teaching.split(max(1, CHUNK_ROWS // steps)) if len(teaching) else ():
+        if grad_head is not None and not len(teaching):
+            grad_head.zero_()
+        for number, piece in enumerate(teaching.split(max(1, CHUNK_ROWS // steps)) if len(teaching) else ()):
             rows = supervision.rows[:, piece]
             h = torch.stack([hidden[k][rows[k]] for k in range(steps)], 1)
             logits = torch.mm(h.flatten(0, 1), weight.T).view(len(piece), steps, -1)
@@ -94,7 +96,7 @@ class _FusedLoss(torch.autograd.Function):
                 sums,
             )
             if grad_head is not None:
-                _add_product(grad_head, logits.flatten(0, 1), h.flatten(0, 1))
+                _add_product(grad_head, logits.flatten(0, 1), h.flatten(0, 1), first=number == 0)
             if not asked:
                 continue
             dh = torch.mm(logits.flatten(0, 1), weight).view(h.shape)
@@ -113,13 +115,17 @@ class _FusedLoss(torch.autograd.Function):
         return head, None, None, None, None, None, None, *grads
 
 
-def _add_product(total: Tensor, dlogits: Tensor, h: Tensor) -> None:
-    """total [Vd, H] += dlogits^T h. A lower precision goes by panels of rows, so that no second [Vd, H] is made."""
+def _add_product(total: Tensor, dlogits: Tensor, h: Tensor, first: bool) -> None:
+    """total [Vd, H] += dlogits^T h, or = for the first chunk, which spares filling it with zeros.
+
+    A lower precision goes by panels of rows, so that no second [Vd, H] is made.
+    """
     if total.dtype == h.dtype:
-        total.addmm_(dlogits.T, h)
+        torch.addmm(total, dlogits.T, h, beta=0 if first else 1, out=total)
         return
     for rows, columns in zip(total.split(PANEL_ROWS), dlogits.split(PANEL_ROWS, 1), strict=True):
-        rows += columns.T @ h
+        product = columns.T @ h
+        rows.copy_(product) if first else rows.add_(product)
 
 
 def _logits_to_gradient(
@@ -147,7 +153,10 @@ def _logits_to_gradient(
     for start in range(0, size, block):
         part = slice(start, min(start + block, size))
         x, q, p = (buffer[: part.stop - start] for buffer in room)
-        _softmax(p.copy_(taught[part]).div_(temperature), p)
+        p.copy_(taught[part]).div_(temperature)
+        entropy = _softmax_entropy(p, q[:, 0]) if kind == "kl" else None
+        if entropy is None:
+            _softmax(p, p)
         w, source = weights[part], logits[part]
         x.copy_(source)
         highest, best = _max(x)
@@ -163,8 +172,8 @@ def _logits_to_gradient(
             value = -q.gather(-1, best.unsqueeze(-1)).squeeze(-1).log() - (p.unsqueeze(1) @ x.transpose(1, 2)).squeeze(
                 1
             )
-            if kind == "kl":
-                value += torch.special.xlogy(p, p).sum(-1, keepdim=True)
+            if entropy is not None:
+                value -= entropy
             slope = torch.sub(q, p.unsqueeze(1), out=x)
         else:
             below = torch.lt(q, p.unsqueeze(1), out=x).mul_(q)
@@ -182,6 +191,13 @@ def _logits_to_gradient(
 def _softmax(x: Tensor, out: Tensor) -> None:
     """Softmax over the last axis into `out`, which may be `x`."""
     torch.ops.aten._softmax.out(x, -1, False, out=out)
+
+
+def _softmax_entropy(x: Tensor, room: Tensor) -> Tensor:
+    """Softmax of x [c, Vd] in place; its entropy [c, 1], as log Z - sum p x after the shift by the highest."""
+    torch.sub(x, x.amax(-1, keepdim=True), out=room)
+    _softmax(room, x)
+    return -x.amax(-1, keepdim=True).log() - (x.unsqueeze(1) @ room.unsqueeze(-1)).squeeze(1)
 
 
 def _max(x: Tensor) -> tuple[Tensor, Tensor]:
