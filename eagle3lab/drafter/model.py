@@ -16,6 +16,7 @@ named in docs/sources.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +67,22 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """States [rows, H] to [rows, H]."""
-        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(_Gated.apply(self.gate_proj(x), self.up_proj(x)))
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up, with silu(gate) made again in the backward pass instead of kept."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return nn.functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = ctx.saved_tensors
+        active = nn.functional.silu(gate)
+        return torch.ops.aten.silu_backward(grad * up, gate), active.mul_(grad)
 
 
 class MidLayer(nn.Module):

@@ -23,13 +23,14 @@ from eagle3lab.drafter.model import Eagle3Drafter
 from eagle3lab.drafter.packed import Packed
 from eagle3lab.training.batches import Share
 from eagle3lab.training.distributed import World
-from eagle3lab.training.loss import CHUNK_ROWS, Supervision
+from eagle3lab.training.loss import Supervision, chunk_rows
 
 ADAMW_BYTES = 4 + 4 + 4 + 4
 """A trained parameter in float32: weight, gradient, two moments."""
 HEAP_SHARE = 0.5
-"""On a CPU, freed pieces that the C library keeps, as a share of what comes and goes. Peaks of six shapes (H 256 and
-576, 510 to 2048 tokens, K 3 to 7, both precisions) were 0.77 to 1.01 of the estimate with it; on a GPU not measured."""
+"""On a CPU, freed pieces that the C library keeps, as a share of what comes and goes. Peaks of nine shapes (H 256 and
+576, 512 to 2048 tokens, K 3 to 7, both precisions) were 0.43 to 1.03 of the estimate with it, the shares of the large
+ones and of the narrow one being the high ones; on a GPU not measured."""
 MATRIX_SIDE = 1024
 CGROUP_LIMIT, CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -193,12 +194,12 @@ def memory(
     """
     size, half = torch.finfo(compute).bits // 8, config.head_dim * config.num_attention_heads
     narrow = 2 * config.head_dim * config.num_key_value_heads
-    # Kept for the backward pass of one TTT step and slot: inputs and outputs of the norms (two in float32), u, q, k, v,
-    # the attention's output, gate, up and their product; the norms' own intermediate values are float32.
-    hidden = (2 + 6) * config.hidden_size + 2 * half + narrow + 4 * config.intermediate_size
-    kept = size * hidden + 4 * 7 * config.hidden_size
+    # Kept for the backward pass of one TTT step and slot: inputs and outputs of the norms, u, q, k, v, the attention's
+    # output, gate, up and their product.
+    hidden = (2 + 6) * config.hidden_size + 2 * half + narrow + 3 * config.intermediate_size
+    kept = size * hidden
     once = 4 * config.hidden_size + size * (config.fc_in + 3 * config.hidden_size + narrow)
-    chunk = min(tokens * steps, CHUNK_ROWS) * config.draft_vocab_size
+    chunk = min(tokens * steps, chunk_rows(compute)) * config.draft_vocab_size
     head = config.draft_vocab_size * config.hidden_size
     activations = tokens * (steps * kept + once)
     loss = (4 + size) * head + chunk * (size + 4) + 2 * tokens * steps * config.hidden_size * size

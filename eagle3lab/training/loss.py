@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-CHUNK_ROWS = 768
-"""Rows (teacher positions x K) of logits alive at a time: enough for a matrix product at full speed."""
+CHUNK_BYTES = 1536
+"""Of a column of logits alive at a time (a row is a teacher position at one step): 768 rows in bf16, 384 in float32,
+enough for a matrix product at full speed."""
 BLOCK_ROWS = 96
 """Rows of a chunk that are turned from logits into gradients at a time: 96 x Vd float32 stay in a laptop's cache."""
 PANEL_ROWS = 1024
@@ -80,7 +81,7 @@ class _FusedLoss(torch.autograd.Function):
         teaching = useful.any(0).nonzero().squeeze(-1)
         if grad_head is not None and not len(teaching):
             grad_head.zero_()
-        for number, piece in enumerate(teaching.split(max(1, CHUNK_ROWS // steps)) if len(teaching) else ()):
+        for number, piece in enumerate(teaching.split(max(1, chunk_rows(compute) // steps)) if len(teaching) else ()):
             rows = supervision.rows[:, piece]
             h = torch.stack([hidden[k][rows[k]] for k in range(steps)], 1)
             logits = torch.mm(h.flatten(0, 1), weight.T).view(len(piece), steps, -1)
@@ -113,6 +114,11 @@ class _FusedLoss(torch.autograd.Function):
             head = head.mul_(grad) if head is not None else None
             grads = [g.mul_(grad.to(g.dtype)) for g in grads]
         return head, None, None, None, None, None, None, *grads
+
+
+def chunk_rows(dtype: torch.dtype) -> int:
+    """Rows of logits of this type that are alive at a time."""
+    return CHUNK_BYTES // dtype.itemsize
 
 
 def _add_product(total: Tensor, dlogits: Tensor, h: Tensor, first: bool) -> None:
