@@ -284,8 +284,8 @@ def train(
     profile: Annotated[str, typer.Option(help="Target profile of a new run.")] = "smollm2",
     preset: Annotated[str, typer.Option(help="quick | default | long, of a new run.")] = "default",
     convention: Annotated[
-        str, typer.Option(help="Loss mask and normalisation: served | specforge | speculators")
-    ] = "served",
+        str | None, typer.Option(help="Loss mask of a new run: served | specforge | speculators; none = the preset's.")
+    ] = None,
     max_minutes: Annotated[float | None, typer.Option(help="Stop cleanly after so many minutes of training.")] = None,
     online: Annotated[bool, typer.Option("--online", help="The target makes the states in this job, no disk.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Train while another process still captures.")] = False,

@@ -122,7 +122,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
 
 def _parsed(name: str, text: str, kind: Any) -> Any:
     allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if str in allowed:
+    if str in allowed or typing.get_origin(kind) is typing.Literal:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))

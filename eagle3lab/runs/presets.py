@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import UsageError, nearest
 
 
@@ -21,6 +22,7 @@ class Preset:
         draft_vocab_size: Vd, rows of the drafter's head.
         ttt_steps: K, the steps of training-time test.
         learning_rate: peak of the cosine schedule.
+        convention: loss mask and its normalisation (`eagle3lab.training.conventions`).
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
         max_new_tokens: tokens generated for one evaluation prompt, or until the target ends by itself.
@@ -40,6 +42,7 @@ class Preset:
     max_new_tokens: int
     humaneval: bool
     control_prompts: int
+    convention: Convention = "served"
 
 
 PRESETS = {
@@ -118,6 +121,10 @@ def with_overrides(preset: Preset, overrides: dict[str, Any]) -> Preset:
 
 def check_amount(name: str, value: Any, kind: Any) -> None:
     """Refuse a value that does not have the declared type of the amount `name`, or is not positive."""
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise UsageError(f"parameter {name} is {value!r}", rule=nearest(str(value), get_args(kind)))
+        return
     allowed: tuple[type, ...] = getattr(kind, "__args__", (kind,))
     # bool is a subclass of int: True is no number of steps. An int is a good float.
     fits = type(value) in allowed or (float in allowed and type(value) is int)

@@ -142,8 +142,8 @@ def find_same(
         manifest = run.manifest
         if (manifest.parameters_sha256, manifest.code_sha256, manifest.versions) != wanted:
             continue
-        if not run.began_with("target", target):
-            continue
+        if run.status.truncated or not run.began_with("target", target):
+            continue  # `--max-minutes` left another drafter than these parameters do
         if (without is None or run.step_state(without) != "ok") and not run.being_worked_on():
             return run
     return None

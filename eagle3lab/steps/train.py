@@ -26,7 +26,6 @@ from eagle3lab.targets.model import Target, load_target
 from eagle3lab.targets.profiles import Profile, load_profile
 from eagle3lab.training import checkpoints
 from eagle3lab.training.batches import States
-from eagle3lab.training.conventions import Convention
 from eagle3lab.training.distributed import World, join, whole
 from eagle3lab.training.sources import FollowedStates, OnlineStates
 from eagle3lab.training.trainer import Trainer, TrainSettings, Watching
@@ -91,7 +90,7 @@ def start_of(target: Target) -> dict[str, Any]:
     return {"fc": "kaiming-uniform", "block": "fresh"}
 
 
-def train_settings(preset: Preset, seed: int, chain: int, convention: Convention = "served") -> TrainSettings:
+def train_settings(preset: Preset, seed: int, chain: int) -> TrainSettings:
     """Settings of a preset; chain: drafts of a chain in the held-out replay."""
     return TrainSettings(
         steps=preset.train_steps,
@@ -101,7 +100,7 @@ def train_settings(preset: Preset, seed: int, chain: int, convention: Convention
         learning_rate=preset.learning_rate,
         head_rows=preset.head_rows,
         seed=seed,
-        convention=convention,
+        convention=preset.convention,
         checkpoint_every=max(50, preset.train_steps // 8),
         evaluate_every=max(1, preset.train_steps // 4),
     )
@@ -112,7 +111,6 @@ def train_drafter(
     *,
     progress: Callable[[dict[str, Any]], None] | None = None,
     max_seconds: float | None = None,
-    convention: Convention = "served",
     source: Source = "stored",
     world: World | None = None,
     watching: Watching | None = None,
@@ -143,7 +141,7 @@ def train_drafter(
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         kept = torch.from_numpy(vocabulary.kept)
         drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
-        settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens, convention)
+        settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens)
         if profile.random_weights:
             # No step of it is better than another, and a checkpoint of 2.5 GB takes longer than its few steps.
             settings = replace(settings, checkpoint_every=0)

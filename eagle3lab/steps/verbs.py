@@ -7,14 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.core.errors import UsageError
 from eagle3lab.runs.directory import Run
 from eagle3lab.steps.capture import capture_states
 from eagle3lab.steps.corpus import prepare_corpus
 from eagle3lab.steps.corpus_build import progress_line
 from eagle3lab.steps.fetch import fetch_for
 from eagle3lab.steps.train import Source, progress_text, train_drafter
-from eagle3lab.training.conventions import CONVENTIONS
 from eagle3lab.training.distributed import join
 from eagle3lab.training.trainer import Watching
 
@@ -59,7 +58,7 @@ def train(
     profile: str,
     preset: str,
     *,
-    convention: str,
+    convention: str | None,
     max_minutes: float | None,
     note: Callable[[str], None],
     source: Source = "stored",
@@ -71,14 +70,18 @@ def train(
     Returns:
         None on ranks other than 0: there is one result, and one who prints it.
     """
-    if convention not in CONVENTIONS:
-        raise UsageError(f"unknown convention '{convention}'", rule=nearest(convention, CONVENTIONS))
     if max_minutes is not None and not 0 < max_minutes < float("inf"):
         raise UsageError(f"--max-minutes {max_minutes}", rule="minutes are above 0")
     world = join(shards)
 
     def ready() -> str:
-        run = _run(run_directory, profile, preset)
+        run = _run(run_directory, profile, preset, {} if convention is None else {"convention": convention})
+        if convention not in (None, run.preset.convention):
+            raise UsageError(
+                f"--convention {convention}: {run.path.name} was made for '{run.preset.convention}'",
+                rule="the convention is a parameter of the run",
+                fix=f"eagle3lab train --convention {convention}, without --run, makes a new one",
+            )
         _before(run, ("fetch", "corpus", "capture") if source == "stored" else ("fetch", "corpus"), note)
         return str(run.path)
 
@@ -88,7 +91,6 @@ def train(
             run,
             progress=lambda row: note(progress_text(row)),
             max_seconds=None if max_minutes is None else 60 * max_minutes,
-            convention=convention,
             source=source,
             world=world,
             watching=watching,
@@ -109,8 +111,8 @@ def train(
     return StepOutcome(lines, facts)
 
 
-def _run(directory: str | None, profile: str, preset: str) -> Run:
-    return Run.create(profile, preset) if directory is None else Run.open(directory)
+def _run(directory: str | None, profile: str, preset: str, parameters: dict[str, Any] | None = None) -> Run:
+    return Run.create(profile, preset, parameters) if directory is None else Run.open(directory)
 
 
 def _before(run: Run, steps: tuple[str, ...], note: Callable[[str], None]) -> None:

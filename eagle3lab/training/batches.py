@@ -18,8 +18,9 @@ from torch import Tensor
 from eagle3lab.capture.epochs import numbered_generator
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
+from eagle3lab.core.conventions import Convention
 from eagle3lab.drafter.packed import Packed
-from eagle3lab.training.conventions import Convention, pack_for, supervise, supervised
+from eagle3lab.training.conventions import pack_for, supervise, supervised
 from eagle3lab.training.head_rows import HeadRows
 from eagle3lab.training.loss import Supervision
 

@@ -17,17 +17,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.drafter.packed import Packed, pack
 from eagle3lab.training.loss import Supervision
 
-Convention = Literal["served", "specforge", "speculators"]
-CONVENTIONS: tuple[Convention, ...] = ("served", "specforge", "speculators")
 STEP_DECAY = {"served": 0.8, "specforge": 0.8, "speculators": 1.0}
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle3lab.acceptance.replay import walk_samples
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.core.files import atomic_write
 from eagle3lab.core.hashes import sha256_bytes, sha256_json
@@ -29,7 +30,7 @@ from eagle3lab.targets.model import Target
 from eagle3lab.training import checkpoints
 from eagle3lab.training.batches import BatchPlan, Reader, States, ahead, moved
 from eagle3lab.training.causes import of_bad_step, of_stuck_loss
-from eagle3lab.training.conventions import Convention, labelled
+from eagle3lab.training.conventions import labelled
 from eagle3lab.training.distributed import World, full, spread, whole
 from eagle3lab.training.estimate import Meter, available_memory, matrix_rate, memory, require_memory
 from eagle3lab.training.head_rows import HeadRows, places

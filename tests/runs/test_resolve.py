@@ -105,6 +105,15 @@ def test_a_run_of_another_target_is_not_the_same(batch, builders, monkeypatch) -
         assert (same.path if same else None) == found
 
 
+def test_a_truncated_run_and_one_of_another_convention_are_not_the_same(batch, builders) -> None:
+    """`train --max-minutes` and `train --convention` leave other drafters than the preset's."""
+    run = finished("fetch", "corpus", "capture", "train")
+    Run.create("smollm2", "quick", {"convention": "specforge"}, seed=3)
+    assert find_same("smollm2", "quick", 3).path == run.path
+    run.set_truncated(True)
+    assert find_same("smollm2", "quick", 3) is None
+
+
 def test_a_run_that_somebody_works_on_is_left_alone(batch, builders) -> None:
     run = finished("fetch")
     with run.recording("capture"):
