@@ -40,6 +40,8 @@ PRECISIONS = ("fp32", "bf16")
 SETTLE_SECONDS = 0.3
 """Before a step: threads of the arm before spin a while for more work, and would take a core from this one."""
 CLOSE = {"fp32": 1e-5, "bf16": 5e-2}
+LARGE_TOKENS = 4096
+"""From here on arms give freed memory back between steps. All of them pay for it in the next step, the largest most."""
 SCALING = (512, 1024, 2048, 4096)
 BARS = {  # name -> (fp32 over their fp32, bf16 over their fp32, bf16 over their bf16, peak share)
     "1x512": (1.3, 3.5, 1.8, 0.5),
@@ -119,13 +121,18 @@ def arms_for(peers: list[str]) -> list[Arm]:
     return arms + [Arm(peer, path, p) for peer in peers for path in PEERS[peer] for p in PRECISIONS]
 
 
-def time_arms(arms: list[Arm], folder: Path, threads: int, rounds: int) -> None:
-    """Start all, compare losses, then `rounds` rounds in turn."""
+def time_arms(arms: list[Arm], folder: Path, threads: int, rounds: int, large: bool) -> None:
+    """Start all, compare losses, then `rounds` rounds in turn.
+
+    large: what all arms have freed and kept does not fit side by side; each gives it back after its step.
+    """
     try:
         losses = {}
         for arm in arms:
             arm.start(folder, threads)
             losses[arm.name] = arm.ask("step", folder)["loss"]
+            if large:
+                arm.ask("release", folder)
         for arm in arms:
             ours = losses[f"ours {arm.path if arm.who == 'ours' else arm.who} {arm.precision}"]
             off = abs(losses[arm.name] - ours) / abs(ours)
@@ -138,6 +145,8 @@ def time_arms(arms: list[Arm], folder: Path, threads: int, rounds: int) -> None:
                 arm.seconds.append(arm.ask("step", folder)["seconds"])
                 if arm.who == "ours":
                     arm.rates.append(arm.ask("rate", folder)["rate"])
+                if large:
+                    arm.ask("release", folder)
     finally:
         for arm in arms:
             arm.stop()
@@ -247,7 +256,7 @@ def main() -> None:
                 samples, length, share = CASES[case]
                 make_case(Path(made), samples, length, share, steps)
                 arms = arms_for(peers)
-                time_arms(arms, Path(made), words.threads, words.rounds)
+                time_arms(arms, Path(made), words.threads, words.rounds, samples * length >= LARGE_TOKENS)
                 if not words.no_memory:
                     measure_memory(arms, Path(made), words.threads)
             rows = [row(arm) for arm in arms]

@@ -1,13 +1,15 @@
 """One arm of `bench_training.py`: a process that does one training step each time it is asked.
 
 Imported by every arm in its own environment, so it needs torch alone. The parent writes one word a line and is answered
-with one JSON line. `step`: one optimiser step (learning rate 0, so that the loss stays), seconds and loss. `peak`: most
+with one JSON line. `release`: freed memory goes back to the system, so that many large arms can wait side by side.
+`step`: one optimiser step (learning rate 0, so that the loss stays), seconds and loss. `peak`: most
 memory that two steps take above the level with model, optimiser and batch loaded. `rate`: a large matrix product's
 operations a second. `attention` (ours alone): seconds of the attention calls of one step. `quit`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import sys
@@ -84,7 +86,9 @@ def serve(
         word, answer = line.strip(), dict[str, Any]()
         if word == "quit":
             return
-        if word == "step":
+        if word == "release":
+            ctypes.CDLL(None).malloc_trim(0)
+        elif word == "step":
             started = time.perf_counter()
             answer["loss"] = step()
             answer["seconds"] = time.perf_counter() - started
