@@ -147,7 +147,17 @@ def test_vllm_counts_are_the_difference_over_one_prompt() -> None:
     assert any("accept length 1.75" in f.message for f in report.findings)  # the whole page would say 1.857
 
 
-def test_vllm_that_was_restarted_meanwhile() -> None:
+def test_vllm_counters_that_lag_behind_the_answer() -> None:
+    """Read at once they stand still, or hold one counter's step and not the next one's."""
+    pages = {"/v1/models": b'{"data": [{"id": "m"}]}', "/v1/completions": b"{}"}
+    early, torn, whole = page(100, 90, 60, 20, 10), page(101, 90, 62, 22, 12), page(140, 120, 80, 28, 12)
+    for lag in ([early], [torn], [early, torn]):
+        report = visit_server({**pages, "/metrics": [early, *lag, whole]})
+        assert any("accept length 1.75" in f.message for f in report.findings), lag
+
+
+def test_vllm_that_was_restarted_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "SETTLE_SECONDS", 0.1)
     pages = {"/v1/models": b'{"data": [{"id": "m"}]}', "/v1/completions": b"{}"}
     report = visit_server({**pages, "/metrics": [page(100, 90), page(140, 30)]})
     assert any("could not check acceptance of one prompt" in f.message for f in report.findings)

@@ -30,6 +30,8 @@ ANSWER_LIMIT = 64_000_000
 CHUNK = 1 << 20
 SECONDS = 10.0
 GENERATE_SECONDS = 120.0
+SETTLE_SECONDS = 2.0
+"""Longest wait for vLLM's counters to come to rest after an answer."""
 SETTINGS = (
     *("model_path", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps"),
     *("speculative_eagle_topk", "speculative_num_draft_tokens", "attention_backend", "context_length"),
@@ -182,11 +184,10 @@ def _vllm(url: str, model: str, facts: Facts) -> None:
     facts.engines, facts.chosen = (Engine("vllm"),), True
     server: dict[str, Any] = {"engine": "vllm", "model": model, "url": url, "algorithm": "unknown"}
     try:
-        before = ask(f"{url}/metrics")
+        before = from_vllm_metrics(ask(f"{url}/metrics"))
         body = {"model": model, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
         ask(f"{url}/v1/completions", body, seconds=GENERATE_SECONDS)
-        after = ask(f"{url}/metrics")
-        counts = difference(from_vllm_metrics(before), from_vllm_metrics(after))
+        counts = _settled(url, before)
     except (ReadError, AcceptanceError) as error:
         facts.could_not("acceptance of one prompt", error.what, fix=f"curl {url}/metrics")
         facts.put("server", server, url)
@@ -195,6 +196,28 @@ def _vllm(url: str, model: str, facts: Facts) -> None:
     facts.put("server", server, url)
     if counts is not None:
         facts.put("acceptance", json.loads(json.dumps(counts.to_json())), f"{url}/metrics, one prompt")
+
+
+def _settled(url: str, before: AcceptanceCounts | None) -> AcceptanceCounts | None:
+    """Counts since `before`, once two readings agree: vLLM counts after it has answered, one counter after another.
+
+    None: the server has no such counters, or none of them moved. Counters that never make sense: `AcceptanceError`.
+    """
+    last, deadline = None, time.monotonic() + SETTLE_SECONDS
+    while True:
+        text, counts, late = ask(f"{url}/metrics"), None, time.monotonic() > deadline
+        try:
+            after = from_vllm_metrics(text)
+            if after is None:
+                return None
+            counts = difference(before, after)
+        except AcceptanceError:
+            if late:
+                raise
+        if late or (counts is not None and counts == last):
+            return counts
+        last = counts
+        time.sleep(SETTLE_SECONDS / 10)
 
 
 def difference(before: AcceptanceCounts | None, after: AcceptanceCounts | None) -> AcceptanceCounts | None:
