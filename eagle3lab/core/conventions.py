@@ -1,8 +1,9 @@
-"""Names of the loss masks' conventions, without torch; `eagle3lab.training.conventions` has the rules."""
+"""Names that a training chooses by, without torch: loss masks (`eagle3lab.training.conventions`), schedules."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 Convention = Literal["served", "specforge", "speculators"]
+Schedule = Literal["cosine", "linear"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
