@@ -1,9 +1,8 @@
-"""Names that a training chooses by, without torch: loss masks (`eagle3lab.training.conventions`), schedules."""
+"""Names of the loss masks' conventions, without torch; `eagle3lab.training.conventions` has the rules."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
 Convention = Literal["served", "specforge", "speculators"]
-Schedule = Literal["cosine", "linear"]
 CONVENTIONS: tuple[Convention, ...] = get_args(Convention)

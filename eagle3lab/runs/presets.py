@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from eagle3lab.core.conventions import Convention, Schedule
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import UsageError, nearest
 
 
@@ -21,8 +21,7 @@ class Preset:
         batch_tokens: tokens of one optimiser step.
         draft_vocab_size: Vd, rows of the drafter's head.
         ttt_steps: K, the steps of training-time test.
-        learning_rate: peak of the schedule.
-        schedule: how the learning rate falls from there, cosine or linear.
+        learning_rate: peak of the cosine schedule.
         convention: loss mask and its normalisation (`eagle3lab.training.conventions`).
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
@@ -44,7 +43,6 @@ class Preset:
     humaneval: bool
     control_prompts: int
     convention: Convention = "served"
-    schedule: Schedule = "cosine"
 
 
 PRESETS = {

@@ -98,7 +98,6 @@ def train_settings(preset: Preset, seed: int, chain: int) -> TrainSettings:
         ttt_steps=preset.ttt_steps,
         chain=chain,
         learning_rate=preset.learning_rate,
-        schedule=preset.schedule,
         head_rows=preset.head_rows,
         seed=seed,
         convention=preset.convention,

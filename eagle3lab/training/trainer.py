@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle3lab.acceptance.replay import walk_samples
-from eagle3lab.core.conventions import Convention, Schedule
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.core.files import atomic_write
 from eagle3lab.core.hashes import sha256_bytes, sha256_json
@@ -56,8 +56,6 @@ class TrainSettings:
     chain: int | None = None
     """Drafts of a chain in the held-out replay; None = K."""
     learning_rate: float = 1e-3
-    schedule: Schedule = "cosine"
-    """How the learning rate falls from its peak after the warm-up."""
     warmup_share: float = 0.03
     final_share: float = 0.02
     """Learning rate at the end as a share of the peak."""
@@ -189,14 +187,13 @@ class Trainer:
         return torch.bincount(drafted[drafted >= 0], minlength=self.drafter.config.draft_vocab_size)
 
     def learning_rate(self, step: int) -> float:
-        """From the peak to `final_share` of it, by the schedule, after a linear warm-up. step: from 0."""
+        """Cosine from the peak to `final_share` of it after a linear warm-up. step: from 0."""
         s = self.settings
         warm = max(1, round(s.warmup_share * s.steps))
         if step < warm:
             return s.learning_rate * (step + 1) / warm
         progress = (step - warm) / max(1, s.steps - warm)
-        left = 1 - progress if s.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-        return s.learning_rate * (s.final_share + (1 - s.final_share) * left)
+        return s.learning_rate * (s.final_share + (1 - s.final_share) * 0.5 * (1 + math.cos(math.pi * progress)))
 
     def choice(self, batch: Packed) -> Tensor:
         """int64 [N]: draft id of what the target chooses after every slot, -1 = out of the draft vocabulary.

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.core.files import write_json
 from eagle3lab.runs.directory import Run
-from eagle3lab.runs.presets import Preset, find_preset
+from eagle3lab.runs.presets import find_preset
 from eagle3lab.steps import verbs
 from eagle3lab.steps.train import TRAINING, train_drafter, train_settings
-from eagle3lab.training.trainer import Trainer
-
-AMOUNTS = asdict(find_preset("quick")) | {"train_steps": 1000, "learning_rate": 1e-3}
 
 
 @pytest.mark.parametrize("truncated", [True, False])
@@ -30,21 +24,6 @@ def test_a_truncated_training_is_told_again(truncated: bool, tmp_path: Path, mon
     run.set_truncated(False)  # as a chain of notebooks does when it goes on
     assert train_drafter(run).truncated == truncated
     assert run.status.truncated == truncated
-
-
-def test_the_rate_falls_by_the_presets_schedule() -> None:
-    settings = {name: train_settings(Preset(**{**AMOUNTS, "schedule": name}), 0, 3) for name in ("cosine", "linear")}
-
-    def at(name: str, step: int) -> float:
-        return Trainer.learning_rate(SimpleNamespace(settings=settings[name]), step)  # type: ignore[arg-type]
-
-    for name in settings:
-        assert [at(name, 0), at(name, 29), at(name, 30)] == pytest.approx([1e-3 / 30, 1e-3, 1e-3])
-        assert at(name, 515) == pytest.approx(0.51e-3), "half way down both stand in the middle"
-    assert at("linear", 272) == pytest.approx(1e-3 * (0.02 + 0.98 * (1 - 242 / 970)))
-    assert at("cosine", 272) == pytest.approx(1e-3 * (0.02 + 0.49 * (1 + math.cos(math.pi * 242 / 970))))
-    with pytest.raises(UsageError, match=r"schedule is 'liner'; did you mean 'linear'\?"):
-        Run.create("smollm2", "quick", {"schedule": "liner"})
 
 
 def test_the_convention_is_a_parameter_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
