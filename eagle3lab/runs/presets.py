@@ -64,8 +64,8 @@ PRESETS = {
         ),
         Preset(
             name="default",
-            train_samples=480,
-            train_steps=1900,
+            train_samples=500,
+            train_steps=2000,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=2,
