@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eagle3lab.core.conventions import CONVENTIONS
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.drafter.attention import reference_attention, ttt_attention
-from eagle3lab.training.conventions import CONVENTIONS, slot_mask, supervise
+from eagle3lab.training.conventions import slot_mask, supervise
 from eagle3lab.training.loss import reference_loss, ttt_loss
 from tests.tiny import HIDDEN, random_batch, tiny_drafter, tiny_target
 
