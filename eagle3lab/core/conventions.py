@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Convention = Literal["served", "specforge", "speculators"]
-CONVENTIONS: tuple[Convention, ...] = get_args(Convention)

@@ -34,7 +34,7 @@ class _Normed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, scale = ctx.saved_tensors
-        normed = x.float().mul_(scale) if x.dtype != torch.float32 else x * scale
+        normed = x.float() * scale
         grad_weight = grad_x = None
         if ctx.needs_input_grad[1]:
             grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)

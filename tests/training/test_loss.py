@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
-from eagle3lab.core.conventions import CONVENTIONS
+from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import TrainingError
 from eagle3lab.drafter.attention import reference_attention, ttt_attention
 from eagle3lab.training.conventions import slot_mask, supervise
@@ -13,6 +15,7 @@ from eagle3lab.training.loss import reference_loss, ttt_loss
 from tests.tiny import HIDDEN, random_batch, tiny_drafter, tiny_target
 
 STEPS = 4
+CONVENTIONS = get_args(Convention)
 
 
 def gradients(drafter, batch, supervision, teacher, *, fused, kind="ce", temperature=1.0):
