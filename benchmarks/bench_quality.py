@@ -33,6 +33,7 @@ from eagle3lab.capture.shards import Sample
 from eagle3lab.capture.transformers_engine import capture_in_memory
 from eagle3lab.core.files import write_json
 from eagle3lab.core.paths import data_folder
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.build import Corpus, build_corpus
 from eagle3lab.corpus.replies import load_replies
 from eagle3lab.drafter.init import build_drafter
@@ -136,7 +137,7 @@ class Remembered:
 
 def load(profile: Profile) -> tuple[Target, Corpus, Corpus]:
     """The target, the corpus that is trained on, and one that has JUDGED conversations more."""
-    target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
+    target = load_target(fetched_folder(profile), dtype=compute_type("auto", profile.model.dtype))
     end = target.tokenizer.convert_tokens_to_ids(profile.chat.turn_end)
     weights = weight_hash(fetched_folder(profile))
     replies = load_replies(data_folder() / "replies", target.tokenizer, weight_sha256=weights, eos_id=end)
@@ -148,7 +149,8 @@ def load(profile: Profile) -> tuple[Target, Corpus, Corpus]:
 def remember(target: Target, profile: Profile, corpus: Corpus) -> Remembered:
     """States of all points that an arm reads."""
     points = sorted({point for arm in ARMS.values() for point in (arm.points or profile.model.points)})
-    manifest = states_manifest(profile, corpus, target.tokenizer, 1, seed=0).model_copy(update={"points": points})
+    compute = compute_type("auto", profile.model.dtype)
+    manifest = states_manifest(profile, corpus, target.tokenizer, 1, 0, compute).model_copy(update={"points": points})
     trained = [corpus.samples[number] for number in corpus.train]
     return Remembered(dict(enumerate(capture_in_memory(target, trained, points))), manifest)
 
@@ -181,6 +183,7 @@ def train(
             "ttt_steps": K,
             "learning_rate": preset.learning_rate,
             "log_every": 50,
+            "precision": "fp32" if target.dtype == torch.float32 else "bf16",
             "stuck_after": 0,
             **arm.settings,
         }

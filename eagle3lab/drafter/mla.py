@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from eagle3lab.core.errors import CheckpointError
 from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.norm import RMSNorm
+from eagle3lab.drafter.pairs import PairAttention
 from eagle3lab.drafter.rope import rotate_pairs, softmax_factor
 
 SIZES = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -36,8 +37,10 @@ def latent_sizes(config: DraftConfig) -> tuple[int, int, int, int, int]:
     return q_rank, kv_rank, nope, rope, value
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(PairAttention):
     """Projections of the MLA drafter's layer; the same methods as `eagle3lab.drafter.model.Attention`."""
+
+    QUERY, KEY_VALUE = ("q_a_proj",), ("kv_a_proj_with_mqa",)
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -55,15 +58,15 @@ class LatentAttention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.value_dim, config.hidden_size, bias=False)
         self.scale = self.head_dim**-0.5 * softmax_factor(config.rope_scaling)
 
-    def query(self, u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Queries [rows, heads, nope + rope] of inputs u [rows, 2H]; the rope part is rotated."""
-        q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(u))).unflatten(-1, (self.heads, self.head_dim))
+    def make_query(self, read: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries [rows, heads, nope + rope] of q_a_proj's output [rows, q_rank]; the rope part is rotated."""
+        q = self.q_b_proj(self.q_a_layernorm(read)).unflatten(-1, (self.heads, self.head_dim))
         plain, turned = q.split([self.nope, self.rope], -1)
         return torch.cat([plain, rotate_pairs(turned, cos, sin)], -1)
 
-    def key_value(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [rows, heads, nope + rope] and values [rows, heads, v] of inputs u [rows, 2H]."""
-        latent, shared = self.kv_a_proj_with_mqa(u).split([self.kv_rank, self.rope], -1)
+    def make_key_value(self, read: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [rows, heads, nope + rope] and values [rows, heads, v] of kv_a_proj_with_mqa's output."""
+        latent, shared = read.split([self.kv_rank, self.rope], -1)
         wide = self.kv_b_proj(self.kv_a_layernorm(latent)).unflatten(-1, (self.heads, self.nope + self.value_dim))
         plain, value = wide.split([self.nope, self.value_dim], -1)
         turned = rotate_pairs(shared[:, None], cos, sin).expand(-1, self.heads, -1)

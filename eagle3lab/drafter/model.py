@@ -25,12 +25,15 @@ from eagle3lab.drafter.attention import ttt_attention
 from eagle3lab.drafter.config import DraftConfig
 from eagle3lab.drafter.mla import LatentAttention, latent_sizes
 from eagle3lab.drafter.norm import RMSNorm
-from eagle3lab.drafter.packed import Packed
+from eagle3lab.drafter.packed import Packed, rows_ahead
+from eagle3lab.drafter.pairs import PairAttention
 from eagle3lab.drafter.rope import rotary, rotate
 
 
-class Attention(nn.Module):
+class Attention(PairAttention):
     """Projections of the decoder layer: q, k, v read 2H, o writes H. No bias."""
+
+    QUERY, KEY_VALUE = ("q_proj",), ("k_proj", "v_proj")
 
     def __init__(self, config: DraftConfig) -> None:
         super().__init__()
@@ -46,14 +49,14 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(wide, config.hidden_size, bias=False)
         self.scale = self.head_dim**-0.5
 
-    def query(self, u: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotated queries [rows, heads, d] of inputs u [rows, 2H]."""
-        return rotate(self.q_proj(u).unflatten(-1, (self.heads, self.head_dim)), cos, sin)
+    def make_query(self, read: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotated queries [rows, heads, d] of q_proj's output [rows, heads*d]."""
+        return rotate(read.unflatten(-1, (self.heads, self.head_dim)), cos, sin)
 
-    def key_value(self, u: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotated keys and plain values [rows, kv_heads, d] of inputs u [rows, 2H]."""
-        key = rotate(self.k_proj(u).unflatten(-1, (self.kv_heads, self.head_dim)), cos, sin)
-        return key, self.v_proj(u).unflatten(-1, (self.kv_heads, self.head_dim))
+    def make_key_value(self, read: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and plain values [rows, kv_heads, d] of the outputs of k_proj and v_proj side by side."""
+        key, value = read.unflatten(-1, (2, self.kv_heads, self.head_dim)).unbind(-3)
+        return rotate(key, cos, sin), value
 
 
 class MLP(nn.Module):
@@ -100,8 +103,13 @@ class MidLayer(nn.Module):
 
     def inputs(self, embedded: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         """u [rows, 2H], embedding half first, and the residual [rows, H]."""
+        normed, residual = self.state_input(h)
+        return torch.cat([self.input_layernorm(embedded), normed], -1), residual
+
+    def state_input(self, h: Tensor) -> tuple[Tensor, Tensor]:
+        """The state half of u and the residual, both [rows, H]."""
         normed = self.hidden_norm(h)
-        return torch.cat([self.input_layernorm(embedded), normed], -1), normed if self.norm_before_residual else h
+        return normed, normed if self.norm_before_residual else h
 
     def finish(self, residual: Tensor, mixed: Tensor) -> Tensor:
         """Output projection, residual and MLP: attention output [rows, heads*d] -> state [rows, H]."""
@@ -196,21 +204,31 @@ class Eagle3Drafter(nn.Module):
         dtype = self.fc.weight.dtype if not torch.is_autocast_enabled(batch.aux.device.type) else None
         aux = batch.aux if dtype is None else batch.aux.to(dtype)
         layer, active, places = self.midlayer, batch.active, batch.positions()
+        read: PairAttention = layer.self_attn
         state = self.fuse(aux)
+        (query_embedded, query_state), (pair_embedded, pair_state) = (
+            read.halves(names, state.dtype) for names in (read.QUERY, read.KEY_VALUE)
+        )
+        # The embedding half's products, of every slot's next token: row r + k holds those of row r at step k. A sample's
+        # last slot embeds token 0, and so does every slot whose token at step k lies past its end.
+        embedded = layer.input_layernorm(self.embed(batch.shifted(batch.input_ids, 1)).to(state.dtype))
+        query_read = nn.functional.linear(embedded[active], query_embedded)
+        pair_read = nn.functional.linear(embedded, pair_embedded)
         outputs: list[Tensor] = []
         later: list[tuple[Tensor, Tensor]] = []
         key = value = None
         for step in range(steps):
-            ids = batch.shifted(batch.input_ids, step + 1)
-            rows = slice(None) if step == 0 else active
-            cos, sin = self.angles(places[rows] + step)
-            u, residual = layer.inputs(self.embed(ids[rows]).to(state.dtype), state)
+            normed, residual = layer.state_input(state)
             if step == 0:
-                key, value = layer.self_attn.key_value(u, cos, sin)
-                u, residual, cos, sin = u[active], residual[active], cos[active], sin[active]
-            else:
-                later.append(layer.self_attn.key_value(u, cos, sin))
-            query = layer.self_attn.query(u, cos, sin)
+                key, value = read.make_key_value(torch.addmm(pair_read, normed, pair_state.T), *self.angles(places))
+                normed, residual, pair_read, places = (x[active] for x in (normed, residual, pair_read, places))
+            angles = self.angles(places + step)
+            if step > 0:
+                mine = torch.addmm(rows_ahead(pair_read, batch.segments, step), normed, pair_state.T)
+                later.append(read.make_key_value(mine, *angles))
+            query = read.make_query(
+                torch.addmm(rows_ahead(query_read, batch.segments, step), normed, query_state.T), *angles
+            )
             mixed = attention(query, key, value, later, batch.segments, layer.self_attn.scale)
             state = layer.finish(residual, mixed.flatten(1))
             outputs.append(self.norm(state))

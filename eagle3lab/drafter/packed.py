@@ -7,8 +7,10 @@ nothing else, so queries, MLP and head are computed for active slots only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,6 +64,38 @@ class Packed:
             if s.stop - s.start > by:
                 result[s.start : s.stop - by] = values[s.start + by : s.stop]
         return result
+
+
+class _Ahead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, segments: Sequence[Segment], by: int) -> Tensor:
+        ctx.segments, ctx.by = segments, by
+        result = torch.empty_like(rows)
+        for here, there, past in _moves(segments, by):
+            result[here], result[past] = rows[there], rows[past.stop - 1]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        result = torch.zeros_like(grad)
+        for here, there, past in _moves(ctx.segments, ctx.by):
+            result[there] = grad[here]
+            result[past.stop - 1] += grad[past].sum(0)
+        return result, None, None
+
+
+def _moves(segments: Sequence[Segment], by: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Rows that get another, those others, and the rows for which there is none."""
+    for s in segments:
+        stop = s.row + s.stop - s.active
+        if stop > s.row:
+            middle = max(stop - by, s.row)
+            yield slice(s.row, middle), slice(min(s.row + by, stop), stop), slice(middle, stop)
+
+
+def rows_ahead(rows: Tensor, segments: Sequence[Segment], by: int) -> Tensor:
+    """Row r gets row r + by of the same sample's active rows; where there is none, the last one. rows: [M, ...]."""
+    return _Ahead.apply(rows, segments, by) if by else rows
 
 
 def pack(

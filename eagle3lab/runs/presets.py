@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from eagle3lab.core.conventions import Convention
 from eagle3lab.core.errors import UsageError, nearest
+from eagle3lab.core.precision import Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class Preset:
         ttt_steps: K, the steps of training-time test.
         learning_rate: peak of the cosine schedule.
         convention: loss mask and its normalisation (`eagle3lab.training.conventions`).
+        precision: what capture and training compute in: bf16, fp32, or auto: the target's own type where this processor
+            has instructions for it, else fp32 (`eagle3lab.core.precision`).
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
         max_new_tokens: tokens generated for one evaluation prompt, or until the target ends by itself.
@@ -43,6 +46,7 @@ class Preset:
     humaneval: bool
     control_prompts: int
     convention: Convention = "served"
+    precision: Precision = "auto"
 
 
 PRESETS = {

@@ -21,6 +21,7 @@ from eagle3lab.acceptance.intervals import compare
 from eagle3lab.capture.store import Sample
 from eagle3lab.capture.transformers_engine import capture_in_memory
 from eagle3lab.core.errors import AcceptanceError
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.build import held_out
 from eagle3lab.corpus.chat import Rendered, render_prompt
 from eagle3lab.corpus.prompts import Prompt
@@ -130,10 +131,11 @@ def measure(run: Run, *, draft: str = "", progress: Callable[[str, int], None] |
         speed: dict[str, Any] = {}
         if not meaningless:  # what drafting gains follows from acceptance
             first = next(iter(sets.values()))
-            half = load_target(target_folder, dtype="bfloat16")
+            dtype = compute_type(preset.precision, profile.model.dtype)
+            fast = load_target(target_folder, dtype=dtype)
             speed = measure_speed(
-                half,
-                load_drafter(folder, half.embedding.weight, dtype=torch.bfloat16, target=target_folder),
+                fast,
+                load_drafter(folder, fast.embedding.weight, dtype=fast.dtype, target=target_folder),
                 first.prompts[: min(SPEED_PROMPTS, max(1, preset.eval_prompts // 8))],
                 k,
                 min(SPEED_TOKENS, preset.max_new_tokens),

@@ -16,6 +16,7 @@ from eagle3lab.capture.transformers_engine import capture, plan_shards
 from eagle3lab.core.files import folder_lock, require_space
 from eagle3lab.core.hashes import sha256_bytes, sha256_file, sha256_json
 from eagle3lab.core.paths import cache_folder
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.build import Corpus
 from eagle3lab.points import written
 from eagle3lab.runs.directory import Run
@@ -50,8 +51,10 @@ class CaptureSummary:
         return self.captured_tokens / self.seconds if self.captured_tokens else None
 
 
-def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards: int, seed: int) -> StatesManifest:
-    """Everything that determines the captured numbers."""
+def states_manifest(
+    profile: Profile, corpus: Corpus, tokenizer: object, shards: int, seed: int, compute: str
+) -> StatesManifest:
+    """Everything that determines the captured numbers; compute: type that the forwards run in."""
     folder = fetched_folder(profile)
     written_ids = written(
         profile.model.points, blocks=profile.model.blocks, engine="sglang", family=profile.model.family
@@ -69,7 +72,7 @@ def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards:
         dtype=profile.model.dtype,
         last="post_norm",
         engine="transformers",
-        engine_arguments={"compute": profile.model.dtype},
+        engine_arguments={"compute": compute},
         corpus_sha256=corpus.sha256,
         greedy=corpus.greedy,
         seed=seed,
@@ -77,11 +80,13 @@ def states_manifest(profile: Profile, corpus: Corpus, tokenizer: object, shards:
     )
 
 
-def planned_states(profile: Profile, corpus: Corpus, tokenizer: object) -> tuple[StatesManifest, Path, list[list[int]]]:
+def planned_states(
+    profile: Profile, corpus: Corpus, tokenizer: object, compute: str
+) -> tuple[StatesManifest, Path, list[list[int]]]:
     """Manifest, folder and shards of a corpus's states, captured or not: these inputs decide all three."""
     shards = plan_shards([len(sample.input_ids) for sample in corpus.samples])
     # Nothing here is random: runs that differ in their seed alone read the same states, captured once.
-    manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0)
+    manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0, compute=compute)
     return manifest, cache_folder() / "states" / sha256_json(manifest.identity())[:16], shards
 
 
@@ -98,7 +103,8 @@ def capture_states(
         tokenizer = load_tokenizer(run.manifest.profile)
         corpus = corpus_for(run, tokenizer)
         lengths = [len(sample.input_ids) for sample in corpus.samples]
-        manifest, folder, shards = planned_states(profile, corpus, tokenizer)
+        compute = compute_type(run.preset.precision, profile.model.dtype)
+        manifest, folder, shards = planned_states(profile, corpus, tokenizer, compute)
         run.require_inputs(target=manifest.target_weight_sha256, corpus=corpus.sha256)
         started, done = time.monotonic(), 0
 
@@ -115,7 +121,7 @@ def capture_states(
                 require_space(
                     folder, tokens * bytes_per_token(len(manifest.points), manifest.hidden_size), "captured states"
                 )
-                target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
+                target = load_target(fetched_folder(profile), dtype=compute)
                 capture(target, corpus.samples, writer, shards, progress=captured)
         seconds = time.monotonic() - started
         store = Store(folder, points=profile.model.points)
@@ -136,6 +142,7 @@ def capture_states(
                 "capture": {
                     "samples": summary.samples,
                     "tokens": summary.tokens,
+                    "compute": compute,
                     "width": summary.width,
                     "bytes": summary.bytes,
                 }

@@ -9,6 +9,7 @@ from typing import Any
 from eagle3lab.core.errors import ServerError
 from eagle3lab.core.files import DISK_FLOOR_BYTES, free_bytes, read_json
 from eagle3lab.core.paths import cache_folder, data_folder
+from eagle3lab.core.precision import compute_type, slowdown
 from eagle3lab.runs import provenance
 from eagle3lab.runs.directory import Run
 from eagle3lab.targets.fetch import fetched_folder
@@ -72,11 +73,23 @@ def preflight(run: Run) -> Preflight:
         "target": f"{profile.title} ({profile.model.blocks} blocks, hidden {profile.model.hidden_size})",
         "capture points": ", ".join(map(str, profile.model.points)),
         "width of fc's input": len(profile.model.points) * profile.model.hidden_size,
+        "capture and training compute in": _compute(run, profile),
         "remote code": "allowed by the profile" if profile.trust_remote_code else "off",
         "target on this machine": "yes" if fetched_folder(profile).is_dir() else "no, it is fetched first",
         **{name: _version(name) for name in ("torch", "transformers", "eagle3lab")},
     }
     return Preflight(profile, needs, facts, problems)
+
+
+def _compute(run: Run, profile: Profile) -> str:
+    """The type, and why where it is not the target's own."""
+    wanted = profile.model.dtype
+    if profile.engine != "transformers":
+        return wanted
+    found = compute_type(run.preset.precision, wanted)
+    if found == wanted or run.preset.precision != "auto":
+        return found
+    return f"{found}: a matrix product in {wanted} takes {slowdown(wanted):.0f} times as long on this processor"
 
 
 def refuse_without_gpus(profile: Profile) -> None:

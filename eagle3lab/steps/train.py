@@ -12,6 +12,7 @@ import torch
 
 from eagle3lab.capture.store import Store
 from eagle3lab.core.files import read_json, write_json
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.build import Corpus
 from eagle3lab.drafter.checkpoint import save_drafter
 from eagle3lab.drafter.config import DraftConfig
@@ -90,8 +91,8 @@ def start_of(target: Target) -> dict[str, Any]:
     return {"fc": "kaiming-uniform", "block": "fresh"}
 
 
-def train_settings(preset: Preset, seed: int, chain: int) -> TrainSettings:
-    """Settings of a preset; chain: drafts of a chain in the held-out replay."""
+def train_settings(preset: Preset, seed: int, chain: int, compute: str) -> TrainSettings:
+    """Settings of a preset; chain: drafts of a chain in the held-out replay; compute: type of the forwards."""
     return TrainSettings(
         steps=preset.train_steps,
         batch_tokens=preset.batch_tokens,
@@ -101,6 +102,7 @@ def train_settings(preset: Preset, seed: int, chain: int) -> TrainSettings:
         head_rows=preset.head_rows,
         seed=seed,
         convention=preset.convention,
+        precision="fp32" if compute == "float32" else "bf16",
         checkpoint_every=max(50, preset.train_steps // 8),
         evaluate_every=max(1, preset.train_steps // 4),
     )
@@ -133,15 +135,16 @@ def train_drafter(
         return finished
     with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
-        target = load_target(fetched_folder(profile), dtype=profile.model.dtype)
+        compute = compute_type(run.preset.precision, profile.model.dtype, world.device.type)
+        target = load_target(fetched_folder(profile), dtype=compute)
         corpus = corpus_for(run, target.tokenizer)
         run.require_inputs(target=weight_hash(fetched_folder(profile)), corpus=corpus.sha256)
-        states, first_epoch = _states(run, source, profile, target, corpus, note)
+        states, first_epoch = _states(run, source, profile, target, corpus, compute, note)
         vocabulary = corpus.vocabulary(target.vocab_size, run.preset.draft_vocab_size)
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         kept = torch.from_numpy(vocabulary.kept)
         drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
-        settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens)
+        settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens, compute)
         if profile.random_weights:
             # No step of it is better than another, and a checkpoint of 2.5 GB takes longer than its few steps.
             settings = replace(settings, checkpoint_every=0)
@@ -168,12 +171,18 @@ def train_drafter(
 
 
 def _states(
-    run: Run, source: Source, profile: Profile, target: Target, corpus: Corpus, note: Callable[[str], None]
+    run: Run,
+    source: Source,
+    profile: Profile,
+    target: Target,
+    corpus: Corpus,
+    compute: str,
+    note: Callable[[str], None],
 ) -> tuple[States, list[list[int]] | None]:
     """Where samples come from, and the order of the first epoch where that matters (see `BatchPlan`)."""
     if source == "stored":
         return Store(states_folder(run), points=profile.model.points), None
-    manifest, folder, shards = planned_states(profile, corpus, target.tokenizer)
+    manifest, folder, shards = planned_states(profile, corpus, target.tokenizer, compute)
     if source == "online":
         return OnlineStates(target, corpus.samples, manifest), None
     trained = set(corpus.train)
@@ -198,6 +207,7 @@ def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str,
         {
             "training": {
                 "steps": result.steps_done,
+                "precision": trainer.settings.precision,
                 "held_out": last,
                 "accuracy_by_step": result.history[-1]["accuracy_by_step"],
             }

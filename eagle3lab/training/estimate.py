@@ -27,10 +27,10 @@ from eagle3lab.training.loss import Supervision, chunk_rows
 
 ADAMW_BYTES = 4 + 4 + 4 + 4
 """A trained parameter in float32: weight, gradient, two moments."""
-HEAP_SHARE = 0.5
-"""On a CPU, freed pieces that the C library keeps, as a share of what comes and goes. Peaks of nine shapes (H 256 and
-576, 512 to 2048 tokens, K 3 to 7, both precisions) were 0.43 to 1.03 of the estimate with it, the shares of the large
-ones and of the narrow one being the high ones; on a GPU not measured."""
+HEAP_SHARE = 0.65
+"""On a CPU, freed pieces that the C library keeps, as a share of what comes and goes. With 0.5, peaks of nine shapes
+(H 256 and 576, 512 to 2048 tokens, K 3 to 7, both precisions) were 0.43 to 1.03 of the estimate on an AMD Zen 4, and the
+narrow one, again, 1.05 to 1.17 of it on a Zen 3. On a GPU not measured."""
 MATRIX_SIDE = 1024
 CGROUP_LIMIT, CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
@@ -55,12 +55,15 @@ def step_flops(
     pairs = int(supervision.counted.sum())
     seen = sum(_causal_pairs(s.active - s.start, s.stop - s.start) for s in batch.segments)
     attention = layer.self_attn
-    keys = _numbers(attention, ("k_proj", "v_proj", "kv_a_proj_with_mqa", "kv_b_proj"))
-    rest = _numbers(attention, ("q_proj", "q_a_proj", "q_b_proj", "o_proj")) + 3 * c.hidden_size * c.intermediate_size
+    # of what reads (embedding, state) the embedding's half is needed once a token, the state's at every step
+    query_half, pair_half = (_numbers(attention, names) // 2 for names in (attention.QUERY, attention.KEY_VALUE))
+    keys = pair_half + _numbers(attention, ("kv_b_proj",))
+    rest = query_half + _numbers(attention, ("q_b_proj", "o_proj")) + 3 * c.hidden_size * c.intermediate_size
     value_width = getattr(attention, "value_dim", attention.head_dim)
     each_pair = attention.heads * (attention.head_dim + value_width)
     later = m * steps * (steps - 1) // 2  # keys of earlier steps at the same slot
-    matrices = 3 * (keys * (n + m * (steps - 1)) + rest * m * steps + each_pair * (seen * steps + later))
+    embedded = pair_half * n + query_half * m
+    matrices = 3 * (embedded + keys * (n + m * (steps - 1)) + rest * m * steps + each_pair * (seen * steps + later))
     fusion = 2 * n * c.fc_in * c.hidden_size
     rows = c.draft_vocab_size if head_rows is None else head_rows
     head = (3 if head_trained else 2) * pairs * c.hidden_size * rows
@@ -194,11 +197,11 @@ def memory(
     """
     size, half = torch.finfo(compute).bits // 8, config.head_dim * config.num_attention_heads
     narrow = 2 * config.head_dim * config.num_key_value_heads
-    # Kept for the backward pass of one TTT step and slot: inputs and outputs of the norms, u, q, k, v, the attention's
-    # output, gate, up and their product.
-    hidden = (2 + 6) * config.hidden_size + 2 * half + narrow + 3 * config.intermediate_size
+    # Kept for the backward pass of one TTT step and slot: inputs and outputs of the norms, q, k, v, the attention's
+    # output, gate, up and their product. Once a token: the embedding and its projections besides.
+    hidden = 6 * config.hidden_size + 2 * half + narrow + 3 * config.intermediate_size
     kept = size * hidden
-    once = 4 * config.hidden_size + size * (config.fc_in + 3 * config.hidden_size + narrow)
+    once = 4 * config.hidden_size + size * (config.fc_in + 4 * config.hidden_size + half + 2 * narrow)
     chunk = min(tokens * steps, chunk_rows(compute)) * config.draft_vocab_size
     head = config.draft_vocab_size * config.hidden_size
     activations = tokens * (steps * kept + once)

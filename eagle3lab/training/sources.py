@@ -6,6 +6,7 @@ import fcntl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ class OnlineStates:
 
     def __getitem__(self, index: int) -> Sample:
         points, pre_norm = self.manifest.points, self.manifest.last == "pre_norm"
-        return capture_batch(self.target, self.samples, [index], points, pre_norm=pre_norm)[index]
+        sample = capture_batch(self.target, self.samples, [index], points, pre_norm=pre_norm)[index]
+        dtype = getattr(torch, self.manifest.dtype)  # as rounded as the stored ones
+        return replace(sample, aux=sample.aux.to(dtype), last=sample.last.to(dtype))
 
     def length(self, index: int) -> int:
         """Tokens of sample `index`."""

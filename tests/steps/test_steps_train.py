@@ -30,8 +30,8 @@ def test_the_convention_is_a_parameter_of_the_run(tmp_path: Path, monkeypatch: p
     """A run keeps its mask: with another one it would train another drafter under the same name."""
     monkeypatch.setenv("EAGLE3LAB_RUNS", str(tmp_path))
     run = Run.create("smollm2", "quick", {"convention": "specforge"})
-    assert train_settings(run.preset, 0, 3).convention == "specforge"
-    assert train_settings(find_preset("quick"), 0, 3).convention == "served"
+    assert train_settings(run.preset, 0, 3, "float32").convention == "specforge"
+    assert train_settings(find_preset("quick"), 0, 3, "float32").convention == "served"
     with pytest.raises(UsageError, match=r"--convention served: .* was made for 'specforge'.*without --run"):
         verbs.train(str(run.path), "smollm2", "quick", convention="served", max_minutes=None, note=print)
     with pytest.raises(UsageError, match=r"convention is 'specforg'; did you mean 'specforge'\?"):

@@ -1,0 +1,49 @@
+"""Which float type this machine computes in: 16 bits where it has instructions for them, float32 where it has none.
+
+PyTorch multiplies in bfloat16 on every CPU. One without such instructions (no AVX-512, no AMX: most laptops) does it
+number by number, and nothing says so: 0.3 GFLOP/s against 117 in float32 on an AMD Zen 3. So it is measured, once a
+process, on a product small enough not to be noticed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import Literal
+
+Precision = Literal["auto", "bf16", "fp32"]
+SIDE = 256
+"""Of the square matrices that are multiplied: 34 million operations, 0.1 s where 16 bits are slow."""
+TOO_SLOW = 4.0
+"""Times slower than float32. Where a CPU has the instructions the ratio is 0.4 to 1.5, elsewhere above 100."""
+
+
+def compute_type(precision: Precision, wanted: str, device: str = "cpu") -> str:
+    """The type to compute in, as PyTorch names it.
+
+    Args:
+        precision: `auto` takes `wanted` unless it is `TOO_SLOW` here.
+        wanted: the target's own type.
+        device: on a GPU `auto` always takes `wanted`.
+    """
+    if precision != "auto":
+        return {"bf16": "bfloat16", "fp32": "float32"}[precision]
+    return "float32" if device == "cpu" and slowdown(wanted) > TOO_SLOW else wanted
+
+
+@functools.cache
+def slowdown(dtype: str) -> float:
+    """How many times longer than in float32 a matrix product in `dtype` takes on this CPU; 1.0 for float32 itself."""
+    return 1.0 if dtype == "float32" else _seconds(dtype) / _seconds("float32")
+
+
+def _seconds(dtype: str) -> float:
+    import torch
+
+    a = torch.ones(SIDE, SIDE, dtype=getattr(torch, dtype))
+    best = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - started)
+    return best
