@@ -209,8 +209,8 @@ class Eagle3Drafter(nn.Module):
         (query_embedded, query_state), (pair_embedded, pair_state) = (
             read.halves(names, state.dtype) for names in (read.QUERY, read.KEY_VALUE)
         )
-        # The embedding half's products, of every slot's next token: row r + k holds those of row r at step k. A sample's
-        # last slot embeds token 0, and so does every slot whose token at step k lies past its end.
+        # The embedding half's products, of every slot's next token: row r + k holds those of row r at step k. A
+        # sample's last slot embeds token 0, and so does every slot whose token at step k lies past its end.
         embedded = layer.input_layernorm(self.embed(batch.shifted(batch.input_ids, 1)).to(state.dtype))
         query_read = nn.functional.linear(embedded[active], query_embedded)
         pair_read = nn.functional.linear(embedded, pair_embedded)

@@ -29,8 +29,8 @@ ADAMW_BYTES = 4 + 4 + 4 + 4
 """A trained parameter in float32: weight, gradient, two moments."""
 HEAP_SHARE = 0.65
 """On a CPU, freed pieces that the C library keeps, as a share of what comes and goes. With 0.5, peaks of nine shapes
-(H 256 and 576, 512 to 2048 tokens, K 3 to 7, both precisions) were 0.43 to 1.03 of the estimate on an AMD Zen 4, and the
-narrow one, again, 1.05 to 1.17 of it on a Zen 3. On a GPU not measured."""
+(H 256 and 576, 512 to 2048 tokens, K 3 to 7, both precisions) were 0.43 to 1.03 of the estimate on an AMD Zen 4, and
+the narrow one, again, 1.05 to 1.17 of it on a Zen 3. On a GPU not measured."""
 MATRIX_SIDE = 1024
 CGROUP_LIMIT, CGROUP_USED = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
 
