@@ -27,6 +27,7 @@ from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import CHUNK, write_shard
 from eagle3lab.capture.store import StoreWriter
 from eagle3lab.capture.transformers_engine import _batches, capture, plan_shards
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.model import Target, load_target
@@ -43,7 +44,7 @@ def main() -> None:
     parser.add_argument("--profile", default="smollm2")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens captured a round")
     parser.add_argument("--write-mb", type=int, default=512, help="size of the written shard")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default=compute_type("auto", "bfloat16"))
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default a temporary folder")

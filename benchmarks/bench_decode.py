@@ -32,6 +32,7 @@ from eagle3lab.acceptance.forecast_costs import measure_costs
 from eagle3lab.acceptance.intervals import ratio_interval
 from eagle3lab.acceptance.replay import walk_samples
 from eagle3lab.acceptance.tree_replay import best_tree, rank_tables, tree_walks
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.build import held_out
 from eagle3lab.corpus.chat import render_prompt
 from eagle3lab.drafter.checkpoint import load_drafter
@@ -69,7 +70,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", default=compute_type("auto", "bfloat16"))
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--part", default="all", choices=("all", "single", "forecast"), help="single = batch 1")

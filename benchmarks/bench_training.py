@@ -1,7 +1,7 @@
 """Speed and memory of a training step against SpecForge 0.2.0 and speculators 0.9.0: the same batch, the same loss.
 
     python benchmarks/bench_training.py [--cases 1x512,4x512,2x2048] [--steps 3,7] [--rounds 5] [--threads 2]
-        [--no-scaling] [--no-memory] [--json benchmarks/results/training-cpu.json]
+        [--precisions fp32,bf16] [--no-scaling] [--no-memory] [--json benchmarks/results/training-cpu.json]
 
 Each arm is a process of its own in its environment (`.venvs/PEER`, installed by scripts/install_peers.sh); a missing
 peer is said and left out. Every round asks every arm for one step in turn, in an order that changes, so that a busy
@@ -11,7 +11,8 @@ loss, backward, clipping and AdamW with learning rate 0; lm_head is trained in a
 processes: the most of two steps above the level with model, optimiser and batch loaded; once as it is, and once without
 the pages of the libraries' code, which every arm reads in at its first step (about 110 MB of PyTorch). "Share" is
 (operations that have to be computed / seconds) over the rate of a 2048-square matrix product timed in the same rounds;
-the operations are those of `eagle3lab.training.estimate.step_flops` over trained pairs only.
+the operations are those of `eagle3lab.training.estimate.step_flops` over trained pairs only. Where the processor has no
+instructions for bf16 its arms are left out: a step would take minutes in every one of them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from typing import Any
 
 import torch
 from training_batches import CASES, make_case
+
+from eagle3lab.core.precision import slow_here
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -115,10 +118,10 @@ def peer_python(peer: str) -> Path:
     return ROOT / os.environ.get("VENVS", ".venvs") / peer / "bin" / "python"
 
 
-def arms_for(peers: list[str]) -> list[Arm]:
-    """Every peer's paths, and ours under every peer's convention, in both precisions."""
-    arms = [Arm("ours", peer, precision) for peer in peers or ["specforge"] for precision in PRECISIONS]
-    return arms + [Arm(peer, path, p) for peer in peers for path in PEERS[peer] for p in PRECISIONS]
+def arms_for(peers: list[str], precisions: list[str]) -> list[Arm]:
+    """Every peer's paths, and ours under every peer's convention, in these precisions."""
+    arms = [Arm("ours", peer, precision) for peer in peers or ["specforge"] for precision in precisions]
+    return arms + [Arm(peer, path, p) for peer in peers for path in PEERS[peer] for p in precisions]
 
 
 def time_arms(arms: list[Arm], folder: Path, threads: int, rounds: int, large: bool) -> None:
@@ -189,7 +192,7 @@ def best(rows: list[dict[str, Any]], precision: str, key: str) -> dict[str, Any]
     )
 
 
-def compare(case: str, rows: list[dict[str, Any]], memory: bool) -> list[dict[str, Any]]:
+def compare(case: str, rows: list[dict[str, Any]], precisions: list[str], memory: bool) -> list[dict[str, Any]]:
     """Ratios against the best peer, ours under that peer's convention; with the bar of each."""
     found = []
 
@@ -202,10 +205,12 @@ def compare(case: str, rows: list[dict[str, Any]], memory: bool) -> list[dict[st
 
     bars = BARS.get(case, (None,) * 4)
     for mine, theirs, bar in (("fp32", "fp32", bars[0]), ("bf16", "fp32", bars[1]), ("bf16", "bf16", bars[2])):
+        if not {mine, theirs} <= set(precisions):
+            continue
         peer = best(rows, theirs, "median_seconds")
         value = peer["median_seconds"] / ours(peer, mine)["median_seconds"]
         add(f"our {mine} over their {theirs}", value, bar, peer["arm"])
-    for precision in PRECISIONS:
+    for precision in precisions:
         own = (r for r in rows if r["arm"].startswith("ours") and r["arm"].endswith(precision))
         mine = max(own, key=itemgetter("share"))
         add(f"share of the matrix rate, {precision}", mine["share"], SHARE_BARS[precision], mine["arm"])
@@ -239,6 +244,7 @@ def main() -> None:
     parser.add_argument("--steps", default="3,7", help="TTT steps K")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precisions", help="default: both, or fp32 where the processor has no bf16")
     parser.add_argument("--no-scaling", action="store_true")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--json", type=Path, default=HERE / "results" / "training-cpu.json")
@@ -246,6 +252,12 @@ def main() -> None:
     cases = [case for case in words.cases.split(",") if case]
     if unknown := [case for case in cases if case not in CASES]:
         parser.error(f"unknown case {unknown[0]!r}: one of {', '.join(CASES)}")
+    precisions = words.precisions.split(",") if words.precisions else list(PRECISIONS)
+    if unknown := [one for one in precisions if one not in PRECISIONS]:
+        parser.error(f"unknown precision {unknown[0]!r}: one of {', '.join(PRECISIONS)}")
+    if not words.precisions and (slow := slow_here("bfloat16")):
+        precisions.remove("bf16")
+        print(f"bf16 not measured: {slow}")
     peers = [peer for peer in PEERS if peer_python(peer).exists()]
     for peer in PEERS.keys() - set(peers):
         print(f"{peer} is not installed and left out: scripts/install_peers.sh {peer}")
@@ -255,12 +267,12 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as made:
                 samples, length, share = CASES[case]
                 make_case(Path(made), samples, length, share, steps)
-                arms = arms_for(peers)
+                arms = arms_for(peers, precisions)
                 time_arms(arms, Path(made), words.threads, words.rounds, samples * length >= LARGE_TOKENS)
                 if not words.no_memory:
                     measure_memory(arms, Path(made), words.threads)
             rows = [row(arm) for arm in arms]
-            ratios = compare(case, rows, not words.no_memory) if peers else []
+            ratios = compare(case, rows, precisions, not words.no_memory) if peers else []
             print(f"{case}, {share:.0%} supervised, K {steps}")
             show(rows)
             for r in ratios:
@@ -269,14 +281,17 @@ def main() -> None:
             found[f"{case} K{steps}"] = {"machine": machine(words.threads), "arms": rows, "ratios": ratios}
             write(words.json, found)
     if not words.no_scaling:
-        found["scaling K7"] = {"machine": machine(words.threads), "rows": scaling(words.threads, words.rounds)}
+        found["scaling K7"] = {
+            "machine": machine(words.threads),
+            "rows": scaling(words.threads, words.rounds, precisions),
+        }
         write(words.json, found)
 
 
-def scaling(threads: int, rounds: int) -> list[dict[str, Any]]:
+def scaling(threads: int, rounds: int, precisions: list[str]) -> list[dict[str, Any]]:
     """Ours alone over T at K 7, one sample, 73 % supervised: seconds and memory as multiples of the first over T's."""
     found: list[dict[str, Any]] = []
-    for precision in PRECISIONS:
+    for precision in precisions:
         rows = []
         for length in SCALING:
             with tempfile.TemporaryDirectory() as made:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any
 
 from eagle3lab.acceptance.intervals import DRAWS, ratio_interval
@@ -70,6 +70,25 @@ class AcceptanceCounts:
                     f"and {self.accepted}",
                     "histogram[j] = verify steps with exactly j accepted",
                 )
+
+    def since(self, before: AcceptanceCounts, prompt: str = "") -> AcceptanceCounts:
+        """What was counted between two readings of the same counters; a bucket that a histogram had not is 0.
+
+        Raises:
+            AcceptanceError: the counters went back (a restart), or the readings do not fit together.
+        """
+        histogram = None
+        if self.histogram is not None and before.histogram is not None:
+            pairs = zip_longest(self.histogram, before.histogram, fillvalue=0)
+            histogram = tuple(now - then for now, then in pairs)
+        known = self.proposed is not None and before.proposed is not None
+        proposed = (self.proposed or 0) - (before.proposed or 0) if known else None
+        steps, accepted = self.verify_steps - before.verify_steps, self.accepted - before.accepted
+        if min(steps, accepted, proposed or 0, *(histogram or ())) < 0:
+            raise AcceptanceError("counters went back", rule="they only rise until the server is restarted")
+        return AcceptanceCounts(
+            verify_steps=steps, accepted=accepted, proposed=proposed, histogram=histogram, prompt=prompt
+        )
 
     @property
     def accept_length(self) -> float | None:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
-from eagle3lab.acceptance.served_engines import VLLM, Answer, Settings, SGLang, difference
+from eagle3lab.acceptance.served_engines import VLLM, Answer, Settings, SGLang
 from eagle3lab.acceptance.served_http import PermanentError, TransientError
 from eagle3lab.acceptance.served_log import ServedLog
 from eagle3lab.acceptance.served_prompts import ServedPrompt
-from eagle3lab.core.errors import UsageError
+from eagle3lab.core.errors import AcceptanceError, UsageError
 
 CONCURRENCY = range(1, 65)
 GROUPS = 16
@@ -170,9 +170,10 @@ def _settled(engine: VLLM, before: Any, expected: int, name: str) -> tuple[Accep
         if made is None or made >= expected or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    counts = difference(before[1], counters, name)
-    if counts is None:
-        return None, "counters went back: the server was restarted"
+    try:
+        counts = counters.since(before[1], name)
+    except AcceptanceError as error:
+        return None, f"{error.what}: {error.rule}"
     if made is None:
         return counts, None  # no counter of tokens to check with
     problem = f"the server made {made} tokens, the replies hold {expected}" if made != expected else None

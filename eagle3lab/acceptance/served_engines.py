@@ -175,22 +175,6 @@ class VLLM(Engine):
         return text, from_vllm_metrics(text) or none, round(sum(map(float, tokens))) if tokens else None
 
 
-def difference(before: AcceptanceCounts, after: AcceptanceCounts, prompt: str = "") -> AcceptanceCounts | None:
-    """Counts between two readings of counters; None when they went back (the server was restarted)."""
-    start = before.histogram or (0,) * len(after.histogram or ())
-    histogram = None
-    if after.histogram is not None and len(start) == len(after.histogram):
-        histogram = tuple(b - a for a, b in zip(start, after.histogram, strict=True))
-    known = before.proposed is not None and after.proposed is not None
-    proposed = (after.proposed or 0) - (before.proposed or 0) if known else None
-    steps, accepted = after.verify_steps - before.verify_steps, after.accepted - before.accepted
-    if min(steps, accepted, *(histogram or ()), proposed or 0) < 0:
-        return None
-    return AcceptanceCounts(
-        verify_steps=steps, accepted=accepted, proposed=proposed, histogram=histogram, prompt=prompt
-    )  # fmt: skip
-
-
 def recognise(client: Client, engine: EngineName | None = None) -> SGLang | VLLM:
     """Ask a server what it is.
 

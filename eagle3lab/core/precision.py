@@ -18,6 +18,14 @@ TOO_SLOW = 4.0
 """Times slower than float32. Where a CPU has the instructions the ratio is 0.4 to 1.5, elsewhere above 100."""
 
 
+def slow_here(dtype: str) -> str | None:
+    """What to tell somebody who asked for `dtype` on a CPU; None when it is fast enough."""
+    times = slowdown(dtype)
+    if times <= TOO_SLOW:
+        return None
+    return f"a matrix product in {dtype} takes {times:.0f} times as long as in float32 on this processor"
+
+
 def compute_type(precision: Precision, wanted: str, device: str = "cpu") -> str:
     """The type to compute in, as PyTorch names it.
 
@@ -28,7 +36,7 @@ def compute_type(precision: Precision, wanted: str, device: str = "cpu") -> str:
     """
     if precision != "auto":
         return {"bf16": "bfloat16", "fp32": "float32"}[precision]
-    return "float32" if device == "cpu" and slowdown(wanted) > TOO_SLOW else wanted
+    return "float32" if device == "cpu" and slow_here(wanted) else wanted
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from eagle3lab.core.errors import FetchError, PointsError, UsageError, nearest
+from eagle3lab.core.precision import slow_here
 from eagle3lab.targets.slots import ATTENTION, SlotCache, causal_slot_mask, grouped_attention
 
 COMPUTE_TYPES = ("float32", "bfloat16", "float16")
@@ -184,6 +186,8 @@ def load_target(
     """
     if dtype not in COMPUTE_TYPES:
         raise UsageError(f"'{dtype}' is no type to compute in", rule=nearest(dtype, COMPUTE_TYPES))
+    if device == "cpu" and not options and (slow := slow_here(dtype)):
+        warnings.warn(f"{slow}; float32 is there too", stacklevel=2)
     import transformers
 
     transformers.AttentionInterface.register(ATTENTION, grouped_attention)

@@ -109,3 +109,14 @@ def test_json_has_the_promised_keys_and_reads_back():
 def test_json_without_counts_is_refused(broken):
     with pytest.raises(AcceptanceError):
         AcceptanceCounts.from_json(broken)
+
+
+def test_counts_between_two_readings():
+    before = AcceptanceCounts(verify_steps=60, accepted=30, proposed=180, histogram=(40, 10, 10))
+    after = AcceptanceCounts(verify_steps=103, accepted=93, proposed=395, histogram=(51, 24, 21, 4, 0, 3))
+    assert after.since(before) == published_example(), "a histogram that has grown longer counts from 0 there"
+    assert after.since(after) == AcceptanceCounts(verify_steps=0, accepted=0, proposed=0, histogram=(0,) * 6)
+    with pytest.raises(AcceptanceError, match=r"counters went back.*restarted"):
+        before.since(after)
+    silent = AcceptanceCounts(verify_steps=70, accepted=35)
+    assert silent.since(before) == AcceptanceCounts(verify_steps=10, accepted=5), "unknown stays unknown"

@@ -125,6 +125,25 @@ def test_vllm_counts_are_differences_of_its_counters(concurrency, prompts):
     assert outcome.exit_code == 0
 
 
+def test_a_vllm_that_was_restarted_costs_one_group(prompts):
+    with running(kind="vllm") as fake:
+        fake.drafts, fake.accepted, fake.generated = 1000, 900, 5000
+        fake.per_position.update({0: 500, 1: 300, 2: 100})
+        real = fake.served
+
+        def served(prompt):
+            if prompt == "p-5":  # a new process: its counters begin anew, and its tokens soon look like enough
+                fake.drafts, fake.accepted, fake.generated = 0, 0, 50_000
+                fake.per_position.update(dict.fromkeys(range(K), 0))
+            return real(prompt)
+
+        fake.served = served
+        outcome = measure(fake.url, prompts, raw=False, effort=Effort(1))
+    assert "counters went back: they only rise until the server is restarted" in str(outcome.metrics)
+    kept = [i for i in range(12) if i != 5]
+    assert outcome.exit_code == 1 and outcome.metrics["counts"]["verify_steps"] == counted(kept).verify_steps
+
+
 def test_other_traffic_on_vllm_is_noticed(prompts):
     with running(kind="vllm") as fake:
         real = fake.served

@@ -59,7 +59,7 @@ def test_a_run_says_what_it_computes_in_and_trains_in_it(slow, tmp_path, monkeyp
     slow(300.0)
     run = Run.create("smollm2", "quick")
     said = preflight(run).facts["capture and training compute in"]
-    assert said == "float32: a matrix product in bfloat16 takes 300 times as long on this processor"
+    assert said == "float32: a matrix product in bfloat16 takes 300 times as long as in float32 on this processor"
     assert train_settings(find_preset("quick"), 0, 3, "float32").precision == "fp32"
     assert train_settings(find_preset("quick"), 0, 3, "bfloat16").precision == "bf16"
     slow(0.5)

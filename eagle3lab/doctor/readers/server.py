@@ -210,7 +210,8 @@ def _settled(url: str, before: AcceptanceCounts | None) -> AcceptanceCounts | No
             after = from_vllm_metrics(text)
             if after is None:
                 return None
-            counts = difference(before, after)
+            moved = after if before is None else after.since(before)
+            counts = moved if moved.verify_steps else None
         except AcceptanceError:
             if late:
                 raise
@@ -218,21 +219,3 @@ def _settled(url: str, before: AcceptanceCounts | None) -> AcceptanceCounts | No
             return counts
         last = counts
         time.sleep(SETTLE_SECONDS / 10)
-
-
-def difference(before: AcceptanceCounts | None, after: AcceptanceCounts | None) -> AcceptanceCounts | None:
-    """Counts between two readings; None without any. Counters that fell (a restart) are an `AcceptanceError`."""
-    if after is None or before is None:
-        return after
-    histogram = None
-    if before.histogram is not None and after.histogram is not None:
-        size = max(len(before.histogram), len(after.histogram))
-        pad = [(*one.histogram, *([0] * (size - len(one.histogram)))) for one in (before, after) if one.histogram]
-        histogram = tuple(b - a for a, b in zip(*pad, strict=True)) if len(pad) == 2 else None
-    proposed = None if before.proposed is None or after.proposed is None else after.proposed - before.proposed
-    steps = after.verify_steps - before.verify_steps
-    if steps == 0:
-        return None
-    return AcceptanceCounts(
-        verify_steps=steps, accepted=after.accepted - before.accepted, proposed=proposed, histogram=histogram
-    )
