@@ -89,7 +89,9 @@ def take(facts: Facts) -> Inventory | None:
         return None
     draft, target = draft_of(facts), target_of(facts)
     mla = is_mla(headers, draft)
-    canonical = names.canonical_names(headers, model_prefix=not mla)
+    # vLLM puts `model.` before every name itself: one that has it already is refused
+    refused = {name.split("-")[0] for name in facts.engine_names()} == {"vllm"}
+    canonical = names.canonical_names(headers, model_prefix=not mla and not refused)
     required = _required(draft, target, mla)
     known = set(required) | names.optional_names(draft)
     unknown, adapters, survivors = _sort(headers, canonical, known, draft)

@@ -119,6 +119,14 @@ def test_damaged_names_are_told(change: Change, words: str, tmp_path: Path, targ
     assert words in faults(draft=draft_folder(tmp_path / "draft", change), target=target, engine="sglang")
 
 
+def test_a_prefix_that_sglang_knows_is_refused_by_vllm(tmp_path: Path, target: Path) -> None:
+    """vLLM 0.32.0 puts `model.` before every name but the head's."""
+    draft = draft_folder(tmp_path / "draft", behind("model.", but=("lm_head", "d2t", "t2d")))
+    said = faults(draft=draft, target=target, engine="vllm")
+    assert "behind the prefix 'model.', which vLLM puts before every name itself; vLLM refuses them aloud" in said
+    assert faults(draft=draft, target=target, engine="sglang") == ""
+
+
 @pytest.mark.parametrize("name", ["vocab_mapping.npy", "hot_token_ids.json", "D2T.pt"])
 def test_a_map_beside_the_weights_is_found(name: str, tmp_path: Path, target: Path) -> None:
     draft = draft_folder(tmp_path / "draft", without("d2t", "t2d"))

@@ -36,11 +36,13 @@ def weights_prefix(facts: Facts) -> Iterator[Finding]:
     if inventory is None or not inventory.prefix or len(inventory.unknown) < 2:
         return
     total, count = len(inventory.headers), len(inventory.unknown)
-    kept = f" ({_some(inventory.survivors)} are still found by substring)" if inventory.survivors else ""
+    who = "vLLM puts before every name itself" if inventory.prefix == "model." else "no loader knows"
+    found = inventory.survivors and not _logged(facts)
+    kept = f" ({_some(inventory.survivors)} are still found by substring)" if found else ""
     yield error(
         "draft weights",
-        f"{count} of {total} keys stand behind the prefix {inventory.prefix!r}, which no loader knows{kept}; "
-        f"{len(inventory.missing)} tensors stay uninitialised",
+        f"{count} of {total} keys stand behind the prefix {inventory.prefix!r}, which {who}{kept}; "
+        + ("vLLM refuses them aloud" if _logged(facts) else f"{len(inventory.missing)} tensors stay uninitialised"),
         fix=f"strip {inventory.prefix}",
         prefix=inventory.prefix,
         unmatched=f"{count} of {total}",
