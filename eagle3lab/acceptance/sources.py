@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
+from eagle3lab.acceptance.definitions import first_rise
 from eagle3lab.core.errors import AcceptanceError
 
 SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
@@ -43,7 +44,13 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _SGLANG_LINE = re.compile(r"accept len:\s*([-+.\deE]+)(?:,\s*accept rate:\s*([-+.\deE]+))?")
 _VLLM_LINE = re.compile(r"Mean acceptance length:\s*([-+.\deE]+|nan)")
 _VLLM_COUNTS = re.compile(r"Accepted:\s*(\d+) tokens,\s*Drafted:\s*(\d+) tokens")
-_VLLM_PER_POSITION = re.compile(r"Per-position acceptance rate:\s*((?:[\d.]+(?:,\s*)?)+)")
+_VLLM_PER_POSITION = re.compile(r"Per-position acceptance rate:\s*(\d+(?:\.\d+)?(?:,\s*\d+(?:\.\d+)?)*)")
+_ESCAPES = re.compile(
+    r"(?:\x1b|\^\[|\\x1[bB]|\\u001[bB]|\\033|\\e|#033)\[[0-?]{0,40}[ -/]{0,4}[@-~]"  # as JSON, syslog write it
+    r"|\x9b[0-?]{0,40}[ -/]{0,4}[@-~]"
+    r"|\x1b\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)"  # titles and links
+    r"|\x1b[ -/]{0,4}[0-~]"
+)
 
 
 def refuse_simulated(environment: Mapping[str, str]) -> None:
@@ -165,10 +172,15 @@ class Gauge:
     steps: int | None = None
 
 
+def without_escapes(text: str) -> str:
+    """The text without a terminal's escape sequences: a log that was coloured reads as one that was not."""
+    return _ESCAPES.sub("", text)
+
+
 def gauges_from_sglang_log(text: str) -> list[Gauge]:
     """`accept len` readings of an SGLang log, in order."""
     found = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(without_escapes(text).splitlines(), 1):
         match = _SGLANG_LINE.search(line)
         length = _finite(match[1]) if match else None
         if match and length is not None:
@@ -196,16 +208,19 @@ def from_vllm_log(text: str) -> AcceptanceCounts | None:
 
     Drafts are not printed: they follow from the mean length and the accepted tokens, and from drafted / positions when
     nothing was accepted.
+
+    Raises:
+        AcceptanceError: the numbers of a line contradict each other.
     """
     found = []
-    for line in text.splitlines():
+    for number, line in enumerate(without_escapes(text).splitlines(), 1):
         length, counts = _VLLM_LINE.search(line), _VLLM_COUNTS.search(line)
         if not length or not counts:
             continue
         accepted, drafted = int(counts[1]), int(counts[2])
-        rates = _VLLM_PER_POSITION.search(line)
-        positions = len(rates[1].strip().strip(",").split(",")) if rates else 0
-        mean = _finite(length[1])
+        printed = _VLLM_PER_POSITION.search(line)
+        rates = [float(rate) for rate in printed[1].split(",")] if printed else []
+        positions, mean = len(rates), _finite(length[1])
         if positions and drafted % positions == 0:
             steps = drafted // positions
         elif accepted and mean is not None and mean > 1:
@@ -214,7 +229,23 @@ def from_vllm_log(text: str) -> AcceptanceCounts | None:
             continue
         if steps:
             found.append(AcceptanceCounts(verify_steps=steps, accepted=accepted, proposed=drafted))
+            _joint(rates, mean, number)
     return _without_prompts(total(found)) if found else None
+
+
+def _joint(rates: Sequence[float], mean: float | None, line: int) -> None:
+    """Raise where rates by position cannot be vLLM's: they are joint, so none rises and they sum to the mean - 1."""
+    if (at := first_rise([1.0, *rates])) is not None:
+        before = f"{rates[at - 3]:g} to " if at > 2 else ""
+        raise AcceptanceError(
+            f"line {line}: per-position acceptance is {before}{rates[at - 2]:g} at position {at - 1}",
+            rule="joint rates lie between 0 and 1 and cannot rise: a kept token stands behind kept tokens",
+        )
+    if rates and mean is not None and abs(1 + sum(rates) - mean) > 0.01 + 0.001 * len(rates):
+        raise AcceptanceError(
+            f"line {line}: mean acceptance length is {mean:g}, its per-position rates make {1 + sum(rates):.4g}",
+            rule="mean acceptance length = 1 + the sum of the joint rates",
+        )
 
 
 def weighted_mean(gauges: Sequence[Gauge]) -> float | None:

@@ -12,11 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
-from eagle3lab.acceptance.sources import GAUGE_INTERVAL, Gauge, from_vllm_log, gauges_from_sglang_log
+from eagle3lab.acceptance.sources import (
+    GAUGE_INTERVAL,
+    Gauge,
+    from_vllm_log,
+    gauges_from_sglang_log,
+    without_escapes,
+)
 from eagle3lab.core.errors import AcceptanceError
 
 LINE_LIMIT = 40_000
 KEY_LIMIT = 200
+STATEMENT_LINES = 1000
+"""Lines over which one print of the settings may be spread."""
+OPEN_LIMIT = 50
+"""Prints without an end after which no more are put together: a log with so many was cut."""
 
 _SETTING = r"""(?<![\w.]){name}['"]?\s*[=:]\s*(?:'([^']*)'|"([^"]*)"|([\w./:+-]+))"""
 _FLAGS = (
@@ -27,6 +37,8 @@ _FLAGS = (
 _SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
 _VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")
 _VLLM_METHOD = re.compile(r"method['\"]?\s*[=:]\s*['\"]?([\w-]+)")
+_PRINTED = re.compile(r"ServerArgs\(|(?:server_args|speculative_config|non-default args)['\"]?\s*[=:]\s*[\w.]*[({]")
+_QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _LAYERS = re.compile(
     r"(?:aux(?:iliary)?[ _](?:hidden[ _]states?[ _])?layers?|layer_ids)[^\[(\d\n]{0,60}[\[(]\s*(\d+(?:\s*,\s*\d+)*)",
     re.IGNORECASE,
@@ -77,10 +89,11 @@ class ServerLog:
 
 def read_log(text: str) -> ServerLog:
     """Parse a whole log; see `ServerLog`."""
-    lines = [line[:LINE_LIMIT] for line in text.splitlines()]
+    lines = [line[:LINE_LIMIT] for line in without_escapes(text).splitlines()]
     short = "\n".join(lines)
-    settings = _sglang_settings(lines)
-    method = _vllm_method(lines)
+    printed = _statements(lines)
+    settings = _sglang_settings(printed)
+    method = _vllm_method(printed)
     vllm = method is not None or "SpecDecoding metrics" in short
     sglang = bool(settings) or "Decode batch" in short
     layers = [match for line in lines if (match := _LAYERS.search(line)) and "Args(" not in line]
@@ -107,6 +120,34 @@ def read_log(text: str) -> ServerLog:
         simulated=simulated[-1] if simulated else None,
         interval=int(every) if re.fullmatch(r"[1-9]\d{0,8}", every, re.ASCII) else GAUGE_INTERVAL,
     )
+
+
+def _statements(lines: list[str]) -> list[str]:
+    """The lines, a print of settings that is spread over several (a pretty-printer, a narrow terminal) as one.
+
+    A print whose brackets never close stays as it is, and so does one that is cut at `LINE_LIMIT`.
+    """
+    found, at, unclosed = [], 0, 0
+    while at < len(lines):
+        taken = [lines[at]]
+        depth = _depth(lines[at]) if unclosed < OPEN_LIMIT and _PRINTED.search(lines[at]) else 0
+        while depth > 0 and at + len(taken) < len(lines) and len(taken) < STATEMENT_LINES:
+            taken.append(lines[at + len(taken)])
+            depth += _depth(taken[-1])
+        if depth > 0:
+            taken, unclosed = taken[:1], unclosed + 1
+        joined = taken[0]
+        for line in taken[1:]:
+            joined += line if joined[-1:].isalnum() or joined[-1:] == "_" else "\n" + line
+        found.append(joined[:LINE_LIMIT])
+        at += len(taken)
+    return found
+
+
+def _depth(line: str) -> int:
+    """Brackets that a line opens and does not close; those within quotes do not count."""
+    bare = _QUOTED.sub("", line)
+    return sum(bare.count(mark) for mark in "([{") - sum(bare.count(mark) for mark in ")]}")
 
 
 def _sglang_settings(lines: list[str]) -> dict[str, str]:
