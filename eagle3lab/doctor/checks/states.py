@@ -14,6 +14,8 @@ from eagle3lab.doctor.views import id_list, mapping, real, whole
 
 OUTLIER = 0.35
 """Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than half."""
+NONE_AGREES = 0.1
+"""Best agreement below which nothing is in its place: there is no shard to measure the others by."""
 COSINE = 0.99
 ROUNDING = 1e-3
 """By so much a cosine of rows in bf16 may pass 1."""
@@ -96,7 +98,7 @@ def finite(facts: Facts) -> Iterator[Finding]:
     title="states stored under another sample's tokens",
     reads=("state_rows_argmax", "tokens"),
     also=("recipe", "head"),
-    rule="the target's head on row t gives the token at t + 1; two tokens never share a bit-equal row",
+    rule="one row a token; the target's head on row t gives the token at t + 1; no two tokens share a bit-equal row",
     fix="capture the named samples again, one request at a time",
     symptom="loss falls, acceptance stays near 1.00",
 )
@@ -118,7 +120,11 @@ def swapped(facts: Facts) -> Iterator[Finding]:
     for i, j in moved.items():
         if moved.get(j) != i:
             yield error("samples", f"sample {i} holds the states of sample {j}", **evidence)
-    if not moved:
+    wrong = [i for i in range(len(seen)) if i not in moved and len(text_of[i]) - len(seen[i]) not in (0, 1)]
+    for i in wrong:
+        text = f"sample {i} has {len(seen[i])} rows of states for {len(text_of[i])} tokens"
+        yield error("samples", text, actual=len(seen[i]), needed=len(text_of[i]), **evidence)
+    if not moved and not wrong:
         yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
     for group in copied_rows(str(facts.get("recipe") or "")):
         yield repeated(group, "states", [group])
@@ -164,16 +170,16 @@ def _outliers(rates: list[float], what: str, evidence: dict[str, Any]) -> Iterat
         return
     top = max(rates)
     bad = [index for index, rate in enumerate(rates) if rate < OUTLIER * top]
-    if bad:
+    if top < NONE_AGREES:
+        text = f"no {what.rstrip('s')} agrees with its text (best {top:.2f}): norm position, points or head are wrong"
+        yield warning(what, text, actual=top, **evidence)
+    elif bad:
         named = _listed(bad)
         noun = what if len(bad) > 1 else what.rstrip("s")
         verb = "do" if len(bad) > 1 else "does"
         said = ", ".join(f"{rates[index]:.2f}" for index in bad[:5])
         text = f"{noun} {named} {verb} not belong to their tokens: agreement {said}, best {top:.2f}"
         yield error(what, text, actual=[rates[index] for index in bad], outliers=bad, **evidence)
-    elif top < 0.1:
-        text = f"no {what.rstrip('s')} agrees with its text (best {top:.2f}): norm position, points or head are wrong"
-        yield warning(what, text, actual=top, **evidence)
     else:
         yield info(what, f"agreement {min(rates):.2f} to {top:.2f}", **evidence)
 

@@ -57,7 +57,10 @@ def complete(facts: Facts) -> Iterator[Finding]:
     symptom="learning rate 0 or back at its peak after the resume",
 )
 def learning_rate(facts: Facts) -> Iterator[Finding]:
-    """A jump is a change by a factor 2, or by 5 % where the rate moved far less before, that no slope announced."""
+    """A jump is a change by a factor 2, or by 5 % where the rate moved far less before, that no slope announced.
+
+    The first resumed step is the run's step + 1, or the run's step itself where a log counts from 0.
+    """
     rows = [
         (whole(row[0]), real(row[1])) for row in facts.get("log_lr") or [] if isinstance(row, list) and len(row) > 1
     ]
@@ -70,7 +73,8 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
         if at == before_at:
             continue
         new_slope = (after - before) / (at - before_at)
-        resumed = step is None or before_at <= step < at
+        counted_from_0 = at == step and (slope is not None or at < known[-1][0])
+        resumed = step is None or before_at <= step < at or counted_from_0
         steady = slope is not None and abs(new_slope) <= 5 * abs(slope)
         far = before > 0 and (after < before / 2 or after > before * 2)
         far = far or (slope is not None and step is not None and abs(after - before) > 0.05 * before > 0)
