@@ -211,7 +211,12 @@ def find_fc(checkpoint: Checkpoint, *, points: Sequence[str] | None = None, tens
         placed = [Part(part.tensor, row=part.column, column=part.row) for part in placed]
         rows, columns = columns, rows
     if expected and (rows, columns) != expected:
-        notes.append(_shard_note((rows, columns), expected))
+        note = _shard_note((rows, columns), expected)
+        if points and (note is None or (rows, columns) == (hidden, (target or 0) * (config_points or 0))):
+            _refuse_other_count(name, columns, target or 0, points)
+        asks = "the named points ask" if points else "config.json asks"
+        has = f"the file has {[rows, columns]}: blocks are cut from the file's shape"
+        notes.append(note or f"{asks} for {list(expected)}, {has}")
     width_points = columns // rows if columns % rows == 0 and columns // rows <= MOST_POINTS else None
     count = count or width_points or (3 if columns % 3 == 0 else 1)
     if columns % count:
@@ -224,6 +229,16 @@ def find_fc(checkpoint: Checkpoint, *, points: Sequence[str] | None = None, tens
     layout.scale = _scale(checkpoint, layout)
     layout.notes = [note for note in notes if note]
     return layout
+
+
+def _refuse_other_count(name: str, columns: int, target: int, points: Sequence[str]) -> None:
+    """Raise where fc has whole blocks of the target's hidden size, and another number of them than there are names."""
+    if target and columns % target == 0 and columns != target * len(points):
+        raise CheckpointError(
+            f"{name} has {columns} columns = {columns // target} points x {target}, {len(points)} are named",
+            rule="columns = points x hidden size of the target",
+            fix=f"name {columns // target} blocks: --points A,B,C",
+        )
 
 
 def _recorded_points(config: dict[str, Any] | None, count: int) -> list[Any]:
@@ -298,11 +313,11 @@ def _join(
     return shape, [Part(parts[0])]
 
 
-def _shard_note(shape: tuple[int, int], expected: tuple[int, int]) -> str:
+def _shard_note(shape: tuple[int, int], expected: tuple[int, int]) -> str | None:
     for axis, name in enumerate(("rows", "columns")):
         if shape[1 - axis] == expected[1 - axis] and expected[axis] % shape[axis] == 0:
             return f"layout: one tensor-parallel shard of {expected[axis] // shape[axis]} along {name}, not all of fc"
-    return f"config.json asks for {list(expected)}, the file has {list(shape)}: blocks are cut from the file's shape"
+    return None
 
 
 def _scale(checkpoint: Checkpoint, layout: FcLayout) -> np.ndarray | None:

@@ -94,7 +94,25 @@ def test_point_names_come_from_the_checkpoint(tmp_path) -> None:
     save_fc(tmp_path, uniform(SHAPE, 0))
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "eagle3lab": {"resid_pre": [2, 15, 27]}}))
     assert find_fc(open_checkpoint(tmp_path)).points == ["2", "15", "27"]
-    assert find_fc(open_checkpoint(tmp_path), points=["a", "b"]).points == ["a", "b"]
+    assert find_fc(open_checkpoint(tmp_path), points=["a", "b", "c"]).points == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("config", [{"hidden_size": 64}, {"hidden_size": 64, "num_aux_hidden_states": 3}])
+@pytest.mark.parametrize("points", [["2", "15"], ["2", "15", "27", "28"], ["2", "9", "15", "21", "27", "28"]])
+def test_another_number_of_points_is_refused(tmp_path, config, points) -> None:
+    save_fc(tmp_path, uniform(SHAPE, 0))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if len(points) == 6 and "num_aux_hidden_states" not in config:  # half of an fc of six points is as wide
+        assert any("shard of 2" in note for note in find_fc(open_checkpoint(tmp_path), points=points).notes)
+        return
+    with pytest.raises(CheckpointError, match=f"192 columns = 3 points x 64, {len(points)} are named"):
+        find_fc(open_checkpoint(tmp_path), points=points)
+
+
+def test_two_points_of_a_wider_target_are_cut_as_named(tmp_path) -> None:
+    save_fc(tmp_path, uniform(SHAPE, 0))
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "target_hidden_size": 96}))
+    assert find_fc(open_checkpoint(tmp_path), points=["2", "15"]).widths == [96, 96]
 
 
 @pytest.mark.parametrize(
