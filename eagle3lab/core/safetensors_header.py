@@ -201,11 +201,17 @@ def parse_header(path: Path, raw: bytes) -> tuple[dict[str, TensorEntry], dict[s
         raise HeaderError("json", f"{path}: the header is not JSON ({text})", size=8 + len(raw)) from error
     if not isinstance(parsed, dict):
         raise HeaderError("structure", f"{path}: the header is a {type(parsed).__name__}", rule="a JSON object")
-    metadata = parsed.pop("__metadata__", {})
+    metadata = parsed.pop("__metadata__", None)
+    if metadata is None:  # the format's own reader takes null for absent
+        metadata = {}
     if not isinstance(metadata, dict):
         raise HeaderError("structure", f"{path}: __metadata__ is a {type(metadata).__name__}", rule="text to text")
+    wrong = next((key for key, value in metadata.items() if not isinstance(value, str)), None)
+    if wrong is not None:
+        text = f"__metadata__ has {str(metadata[wrong])[:40]} ({type(metadata[wrong]).__name__}) at {wrong[:60]!r}"
+        raise HeaderError("structure", f"{path}: {text}", rule="text to text", fix="write it as text")
     tensors = {name: _entry(path, name, value) for name, value in parsed.items()}
-    return tensors, {str(key): str(value) for key, value in metadata.items()}, tuple(duplicates)
+    return tensors, metadata, tuple(duplicates)
 
 
 def _entry(path: Path, name: str, value: Any) -> TensorEntry:

@@ -123,9 +123,9 @@ def _described_tensors(name: str, described: Mapping[str, Any]) -> dict[str, Any
         size = tensor_bytes(dtype, shape) or 0
         entries[str(key)] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
         at += size
-    if mapping(described.get("metadata")):
-        entries["__metadata__"] = {str(k): str(v) for k, v in mapping(described.get("metadata")).items()}
-    raw = json.dumps(entries).encode()
+    if described.get("metadata") is not None:
+        entries["__metadata__"] = described["metadata"]
+    raw = json.dumps(entries, default=str).encode()
     padding = whole(described.get("header_padded_with_spaces_to"))
     raw += b" " * (-len(raw) % padding) if padding and 0 < padding <= 4096 else b""
     data = whole(described.get("data_bytes"))

@@ -13,6 +13,7 @@ from cases.artefacts import as_bytes, header_contents, write_safetensors
 from eagle3lab.doctor.findings import Finding
 from eagle3lab.doctor.run import Inputs, visit
 
+from .conftest import visit_facts
 from .healthy import headers
 from .hostile import TINY
 
@@ -108,3 +109,64 @@ def test_head_rows_of_other_tokens(tmp_path: Path, shift: int, severity: str) ->
     )
     report = visit(Inputs(draft=str(tmp_path / "draft"), target=str(tmp_path / "target")))
     assert [f.severity for f in report.findings if f.code == "head-rows"] == [severity]
+
+
+TWO = {"fc.weight": FC, "norm.weight": (HIDDEN,)}
+
+
+def two_files(folder: Path, name: str, change: float, shape: tuple[int, ...] = FC, **more: str) -> list[Finding]:
+    """A draft of two files that share fc.weight, in the second with `change` added to its last value."""
+    fc = trained().reshape(-1)
+    tensors = {"norm.weight": ("BF16", [HIDDEN], as_bytes("BF16", np.linspace(0.5, 1.5, HIDDEN)))}
+    first = {**tensors, "fc.weight": ("BF16", list(FC), as_bytes("BF16", fc))}
+    fc[-1] += change
+    second = {**tensors, "fc.weight": ("BF16", list(shape), as_bytes("BF16", fc))}
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    write_safetensors(folder / "model.safetensors", first)
+    write_safetensors(folder / name, second)
+    for extra, text in more.items():
+        (folder / extra.replace("__", ".")).write_text(text)
+    return [f for f in visit(Inputs(draft=str(folder))).findings if f.code == "contents-twice"]
+
+
+def test_two_files_of_one_tensor(tmp_path: Path) -> None:
+    [finding] = two_files(tmp_path, "old.safetensors", 1.0)
+    assert finding.severity == "error"
+    assert finding.message.startswith("fc.weight in model.safetensors and in old.safetensors")
+
+
+def test_two_shapes_of_one_tensor(tmp_path: Path) -> None:
+    assert len(two_files(tmp_path, "old.safetensors", 0.0, FC[::-1])) == 1
+
+
+@pytest.mark.parametrize(("name", "change"), [("old.safetensors", 0.0), ("consolidated.safetensors", 1.0)])
+def test_equal_copies_and_files_that_are_not_loaded(tmp_path: Path, name: str, change: float) -> None:
+    assert not two_files(tmp_path, name, change)
+
+
+def test_with_an_index_the_index_decides(tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": dict.fromkeys(TWO, "model.safetensors")})
+    assert not two_files(tmp_path, "old.safetensors", 1.0, model__safetensors__index__json=index)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "right"),
+    [(None, True), ({}, True), ({"format": "pt"}, True), ({"x": 1}, False), ({"x": None}, False), ([], False)],
+)
+def test_metadata_is_text_to_text(tmp_path: Path, metadata: object, right: bool) -> None:
+    """As the safetensors library judges it: null is absent, a value that is no text is refused."""
+    header = {"__metadata__": metadata, "w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
+    raw = json.dumps(header).encode()
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(len(raw).to_bytes(8, "little") + raw + b"\x01")
+    said = [f for f in visit(Inputs(draft=str(path))).findings if f.code == "file-is-weights"]
+    assert bool(said) is not right
+    described = {"file": {"tensors": {"w": ["U8", [1]]}, "metadata": metadata}}
+    assert bool([f for f in visit_facts(described).findings if f.code == "file-is-weights"]) is not right
+    library = pytest.importorskip("safetensors")
+    try:
+        library.deserialize(path.read_bytes())
+    except library.SafetensorError:
+        assert not right
+    else:
+        assert right

@@ -51,6 +51,11 @@ def pair(code: str, place: Path) -> tuple[Facts, Facts]:
     """(failing, passing) facts of one check, read from files."""
     if code == "head-rows":
         made = [head_folders(place / name, right) for name, right in (("bad", False), ("good", True))]
+    elif code == "contents-twice":
+        made = [fc_folder(place / name, trained()) for name in ("bad", "good")]
+        for name, values in (("bad", fresh()), ("good", trained())):
+            tensors = {"fc.weight": ("BF16", list(FC), as_bytes("BF16", values))}
+            write_safetensors(place / name / "old.safetensors", tensors)
     else:
         bad = with_value(np.nan) if code == "contents-values" else fresh()
         made = [fc_folder(place / name, fc) for name, fc in (("bad", bad), ("good", trained()))]

@@ -13,7 +13,7 @@ from .pairs import PAIRS
 
 INFORMS = {"points-captured", "config-oddities", "rope-target", "norm-eagle31", "weights-layout", "weights-dtype"}
 """Checks that only inform: their failing input gives a line, their passing one none."""
-FILES = {"contents-values", "contents-untouched", "head-rows"}
+FILES = {"contents-values", "contents-untouched", "contents-twice", "head-rows"}
 """Checks that need files to say anything: test_contents.py holds their passing and failing inputs."""
 
 

@@ -99,6 +99,45 @@ def _judge(entry: TensorEntry, values: np.ndarray, complete: bool) -> Finding | 
 
 
 @check(
+    code="contents-twice",
+    title="one tensor in several files with other values",
+    reads=("draft_headers",),
+    also=("index",),
+    rule="without an index engines load every .safetensors file of the folder, and what is read last stays",
+    fix="leave one file of weights in the folder, or write model.safetensors.index.json and cut the files apart",
+    symptom="another drafter than the one that was trained, without a message",
+)
+def contents_twice(facts: Facts) -> Iterator[Finding]:
+    """Equal copies are harmless; with an index `file-index` tells. Mistral's consolidated file is not loaded."""
+    if facts.has("index"):
+        return
+    holders: dict[str, list[Header]] = {}
+    for header in facts.draft_files:
+        if not header.path.name.startswith("consolidated") and written_share(header.path) >= 0.9:
+            for name in header.tensors:
+                holders.setdefault(name, []).append(header)
+    apart: dict[tuple[str, ...], list[str]] = {}
+    for name, headers in holders.items():
+        if any(_differ(headers[0], other, name) for other in headers[1:]):
+            apart.setdefault(tuple(header.path.name for header in headers), []).append(name)
+    for files, names in apart.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        text = f"{', '.join(names[:3])}{more} in {' and in '.join(files)}, with other values, and no index"
+        yield error(", ".join(files), text, actual=len(names), tensors=names[:100], files=list(files))
+
+
+def _differ(one: Header, other: Header, name: str) -> bool:
+    """Whether two files hold different tensors of a name; values are compared where `sample` looks."""
+    first, second = one.tensors[name], other.tensors[name]
+    if (first.dtype, first.shape) != (second.dtype, second.shape):
+        return True
+    try:
+        return sample(one, first)[0].tobytes() != sample(other, second)[0].tobytes()
+    except HeaderError:
+        return False  # `file-is-weights` tells
+
+
+@check(
     code="contents-untouched",
     title="fc as it was initialised",
     reads=("draft_headers",),
