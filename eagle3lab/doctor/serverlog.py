@@ -36,7 +36,7 @@ _FLAGS = (
 )
 _SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
 _VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")
-_VLLM_METHOD = re.compile(r"method['\"]?\s*[=:]\s*['\"]?([\w-]+)")
+_VLLM_METHOD = re.compile(r"(?<!\w)(?:spec_)?method['\"]?\s*[=:]\s*['\"]?([\w-]+)")
 _PRINTED = re.compile(r"ServerArgs\(|(?:server_args|speculative_config|non-default args)['\"]?\s*[=:]\s*[\w.]*[({]")
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
 _LAYERS = re.compile(
@@ -53,6 +53,8 @@ _DROPPED = (
 )  # fmt: skip
 _MISSING = re.compile(r"weights? (?:were|are) not initialized from (?:the )?checkpoints?:?\s*\{?([^}\n]{0,4000})")
 _NO_HOOK = re.compile(r"[Nn]o (?:modules?|match)[^\n]{0,40}hook|hook[^\n]{0,60}(?:matched|matches) (?:no|nothing|0)")
+_SYNTHETIC = re.compile(r"rejection_sample_method['\"\\]*[\s=:]+['\"\\]*synthetic\b")
+_RATES = re.compile(r"(synthetic_acceptance_(?:length|rates))[+'\"\\]*[\s=:]+['\"\\]*(\[[^\]]{0,200}\]|\d[\d.,]*)")
 _SIMULATED = re.compile(r"SGLANG_SIMULATE_ACC_LEN['\"]?\s*[=:]\s*['\"]?(\d+(?:\.\d+)?)")
 
 
@@ -69,6 +71,7 @@ class ServerLog:
         gauges: SGLang's readings. counts: vLLM's, None without any; impossible: why they cannot be.
         hook_unmatched: a hook matched no module.
         simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
+        synthetic: vLLM's rejection_sample_method synthetic with its rates, as printed, else None.
         interval: forward passes between two of SGLang's lines, as printed, else its default.
     """
 
@@ -85,6 +88,7 @@ class ServerLog:
     hook_unmatched: bool
     simulated: float | None
     interval: int = GAUGE_INTERVAL
+    synthetic: str | None = None
 
 
 def read_log(text: str) -> ServerLog:
@@ -119,6 +123,7 @@ def read_log(text: str) -> ServerLog:
         hook_unmatched=any(_NO_HOOK.search(line) for line in lines if "hook" in line.lower()),
         simulated=simulated[-1] if simulated else None,
         interval=int(every) if re.fullmatch(r"[1-9]\d{0,8}", every, re.ASCII) else GAUGE_INTERVAL,
+        synthetic=_synthetic(printed),
     )
 
 
@@ -172,13 +177,25 @@ def _words(settings: dict[str, str]) -> Iterator[str]:
 
 def _vllm_method(lines: list[str]) -> str | None:
     """Method of the last printed speculative config; "None" when it is printed as None, None when it is not printed."""
+    flags = None
     for line in reversed(lines):
+        if "non-default args" in line and "spec_method" in line:  # --spec-method; the engine prints its config later
+            flags = flags or _VLLM_METHOD.search(line)
         match = _VLLM_CONFIG.search(line) if "speculative_config" in line else None
         if match and match[1] == "None":
             return "None"
         method = _VLLM_METHOD.search(match[1]) if match else None
         if method:
             return method[1]
+    return flags[1] if flags else None
+
+
+def _synthetic(lines: list[str]) -> str | None:
+    """What the last printed config says of synthetic acceptance; None when it is not asked for."""
+    for line in reversed(lines):
+        if _SYNTHETIC.search(line) and ("speculative" in line or "-sc" in line):
+            rates = _RATES.search(line)
+            return "rejection_sample_method synthetic" + (f", {rates[1]} {rates[2]}" if rates else "")
     return None
 
 

@@ -61,6 +61,11 @@ PAIRS: dict[str, Pair] = {
         {**LLAMA, "launch_args": [*POINTS, "2", "16", "31"]},
         {**LLAMA, "launch_args": [*POINTS, "1", "15", "28"]},
     ),
+    "capture-flags": (
+        "sglang",
+        {"launch_args": ["--model-path", "T", POINTS[-1], "2"]},
+        {"launch_args": ["--model-path", "T", *POINTS, "2"]},
+    ),
     "accept-answer": ("", {"meta_info": counters(9, 0, [9], 10)}, {"meta_info": counters(9, 4, [5, 4], 13)}),
     "accept-counters": (
         "",

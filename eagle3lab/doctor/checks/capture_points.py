@@ -7,13 +7,47 @@ from typing import Any
 
 from eagle3lab import points
 from eagle3lab.core.errors import PointsError
+from eagle3lab.doctor.checks.launch import CAPTURE_METHODS
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info
 from eagle3lab.doctor.readers.launch import Launch, parse_args
+from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import id_list, target_of
 
+CAPTURE = "--enable-return-aux-hidden-states"
 FLAG = "--return-aux-hidden-state-layer-ids"
+
+
+@check(
+    code="capture-flags",
+    title="flags of a capture without a draft",
+    reads=("launch_args",),
+    also=("server",),
+    rule=f"{CAPTURE} needs --speculative-algorithm EAGLE3, DFLASH or DSPARK and one pipeline stage; {FLAG} needs it",
+    fix=f"{CAPTURE} --speculative-algorithm EAGLE3",
+    symptom="SGLang stops at its start with a ValueError",
+)
+def capture_flags(facts: Facts) -> Iterator[Finding]:
+    """What SGLang refuses before it looks at the target; a running server took its flags."""
+    launch = parse_args(facts["launch_args"])
+    if facts.engine_names() != ("sglang",) or facts.has("server"):
+        return
+    method, listed = launch.value("speculative-algorithm"), launch.has(FLAG.removeprefix("--"))
+    if not launch.has(CAPTURE.removeprefix("--")):
+        if listed and launch.complete():
+            yield error(FLAG, f"{FLAG} without {CAPTURE}: SGLang does not start", fix=f"add {CAPTURE}")
+        return
+    settled = launch.complete() if method is None else not UNKNOWN.search(method)
+    if settled and (method or "").upper() not in CAPTURE_METHODS:
+        said = "no --speculative-algorithm" if method is None else f"--speculative-algorithm {method}"
+        text = f"{CAPTURE} with {said}: SGLang does not start, the algorithm names what is captured"
+        yield error("--speculative-algorithm", text, actual=method, fix="--speculative-algorithm EAGLE3", given=method)
+    elif settled and (method or "").upper() != "EAGLE3" and not listed and launch.complete():
+        yield error(FLAG, f"{CAPTURE} with {method} needs {FLAG}", fix=f"{FLAG} A B C", given=None)
+    if (launch.number("pp") or 1) > 1:
+        yield error("--pp", f"capture without a draft needs one pipeline stage, --pp is {launch.number('pp')}",
+                    actual=launch.number("pp"), fix="--pp 1 and more tensor parallelism")  # fmt: skip
 
 
 @check(
@@ -30,9 +64,8 @@ def capture_points(facts: Facts) -> Iterator[Finding]:
     launch, target = parse_args(facts["launch_args"]), target_of(facts)
     if facts.engine_names() != ("sglang",) or not launch.has(FLAG.removeprefix("--")):
         return
-    if (launch.number("pp") or 1) > 1:
-        yield error("--pp", f"capture without a draft needs one pipeline stage, --pp is {launch.number('pp')}",
-                    actual=launch.number("pp"), fix="--pp 1 and more tensor parallelism")  # fmt: skip
+    if not launch.has(CAPTURE.removeprefix("--")) and launch.complete():
+        return  # SGLang stops, which capture-flags tells
     blocks = target.blocks if target else None
     ids = _ids(launch)
     if ids is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterator
 
 from eagle3lab.doctor.facts import Facts
@@ -18,6 +19,10 @@ ALGORITHMS = ("DFLASH", "UNO", "DSPARK", "EAGLE", "EAGLE3", "FROZEN_KV_MTP", "ST
 """Names that SGLang 0.5.23 takes, in any case (speculative/spec_info)."""
 ALIAS = {"NEXTN": "EAGLE"}
 NEEDS_DRAFT = ("EAGLE3", "EAGLE", "STANDALONE", "DFLASH")
+CAPTURE_METHODS = ("EAGLE3", "DFLASH", "DSPARK")
+"""Algorithms that name what a capture without a draft returns (SGLang's validation_hook)."""
+SYNTHETIC_KEYS = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
+"""What vLLM's synthetic acceptance is to come to; exactly one of the two is given."""
 MTP_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5", "longcat_flash")
 """Targets whose own checkpoint can hold a next-token block, so EAGLE without a draft path may be meant."""
 
@@ -153,7 +158,7 @@ def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
     signs, fc_in, state = eagle3_evidence(facts, draft_of(facts))
     method = config.get("method")
     text = launch.value("speculative-config")
-    if text and not config and not UNKNOWN.search(text):
+    if text and not _json_object(text) and not UNKNOWN.search(text):
         yield error(
             "--speculative-config",
             f"{text[:80]!r} is no JSON object: vLLM does not start",
@@ -186,20 +191,30 @@ def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
         )
 
 
+def _json_object(text: str) -> bool:
+    """Whether vLLM takes the text for a speculative config; null and None stand for none."""
+    try:
+        return text == "None" or isinstance(json.loads(text), (dict, type(None)))
+    except (ValueError, RecursionError):
+        return False
+
+
 @check(
     code="launch-draft-path",
     title="speculation without anything to draft with",
     reads=("launch_args",),
-    also=("target", "target_config"),
-    rule="EAGLE3 needs --speculative-draft-model-path; capture without a draft needs --enable-return-aux-hidden-states",
+    also=("target", "target_config", "draft_config"),
+    rule="EAGLE3 needs --speculative-draft-model-path (vLLM: model in its speculative config); capture without a draft "
+    "needs --enable-return-aux-hidden-states",
     fix="--speculative-draft-model-path DRAFT",
     symptom="the target is loaded a second time as its own draft, then the server fails",
 )
 def draft_path(facts: Facts) -> Iterator[Finding]:
     """A draft path is missing, or is there where none may be."""
-    if facts.engine_names() != ("sglang",):
-        return
     launch = parse_args(facts["launch_args"])
+    if facts.engine_names() != ("sglang",):
+        yield from _vllm_model(facts, launch)
+        return
     flag = "--speculative-draft-model-path"
     named = (launch.value("speculative-algorithm") or "").upper()
     effective = ALIAS.get(named, named)
@@ -212,7 +227,7 @@ def draft_path(facts: Facts) -> Iterator[Finding]:
             actual=path,
             fix=f"drop {flag} to capture, or --enable-return-aux-hidden-states to serve",
         )
-    if capture and not path:
+    if capture and not path and named in CAPTURE_METHODS:  # else SGLang stops, which capture-flags tells
         yield info("speculation", "aux capture without a draft: speculation is off", speculation="off")
     if not capture and not path and effective in NEEDS_DRAFT:
         target = target_of(facts)
@@ -227,6 +242,29 @@ def draft_path(facts: Facts) -> Iterator[Finding]:
             given=None,
             algorithm=effective,
             effect="the target is loaded a second time, then the server fails",
+        )
+
+
+def vllm_draft_asked(facts: Facts, launch: Launch) -> bool:
+    """Whether vLLM is to load an EAGLE draft that its config has to name, with all flags in sight.
+
+    A checkpoint in the speculators format that is served itself brings model and steps along.
+    """
+    config = speculative_config(launch)
+    words = [*launch.words, launch.value("model-path") or ""]
+    served = " ".join(words[words.index("serve") + 1 :] if "serve" in words else words[-1:]).lower()
+    own = "speculator" in served or "eagle" in served or draft_of(facts).speculators
+    return config.get("method") in ("eagle", "eagle3") and launch.complete() and not own
+
+
+def _vllm_model(facts: Facts, launch: Launch) -> Iterator[Finding]:
+    config = speculative_config(launch)
+    if vllm_draft_asked(facts, launch) and config.get("model") is None:
+        yield error(
+            "--speculative-config",
+            f"method {config['method']} without model: vLLM does not start",
+            fix='--speculative-config \'{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}\'',
+            given=None,
         )
 
 
@@ -274,12 +312,14 @@ def _for_mla(backend: str) -> bool:
     title="acceptance simulated by the server",
     reads=("env|launch_args",),
     also=("env", "launch_args", "command"),
-    rule="SGLANG_SIMULATE_ACC_LEN above 0 makes SGLang invent acceptance; measuring needs it unset",
+    rule="SGLANG_SIMULATE_ACC_LEN above 0 makes SGLang invent acceptance, rejection_sample_method synthetic vLLM; "
+    "measuring needs neither",
     fix="unset SGLANG_SIMULATE_ACC_LEN",
     symptom="accept length is exactly the number that was set, whatever the draft is",
 )
 def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
-    """Only a value above 0 switches it on; _METHOD and _TOKEN_MODE only shape the fake."""
+    """Only a value above 0 switches SGLang's on; _METHOD and _TOKEN_MODE only shape the fake."""
+    yield from _synthetic(facts)
     name = "SGLANG_SIMULATE_ACC_LEN"
     raw = facts.mapping("env").get(name)
     if raw is None and facts.get("launch_args"):
@@ -307,3 +347,22 @@ def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
         )
     else:
         yield info(name, f"{name}={raw} is off", actual=str(raw), refuse=False)
+
+
+def _synthetic(facts: Facts) -> Iterator[Finding]:
+    """vLLM's own way: its rejection sampler draws from given rates, whatever was drafted."""
+    name = "rejection_sample_method"
+    config = speculative_config(parse_args(facts["launch_args"])) if facts.get("launch_args") else {}
+    if config.get(name) != "synthetic":
+        return
+    given = {key: config[key] for key in SYNTHETIC_KEYS if config.get(key) is not None}
+    shown = ", ".join(f"{key} {str(value)[:60]}" for key, value in given.items()) or "no rates given"
+    yield error(
+        name,
+        f"{name} synthetic ({shown}): acceptance numbers are invented by the server, not measured",
+        actual="synthetic",
+        fix=f"drop {name} and synthetic_* from --speculative-config",
+        value=next(iter(given.values()), None),
+        effect="acceptance numbers are invented by the server",
+        refuse=True,
+    )

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from eagle3lab.core.errors import closest, nearest
+from eagle3lab.doctor.checks.launch import SYNTHETIC_KEYS
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config, split_words
+from eagle3lab.doctor.readers.launch import SPEC_FLAGS, Launch, parse_args, speculative_config, split_words
 from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import real, whole
@@ -29,7 +31,7 @@ FRACTIONS = ("mem-fraction-static", "gpu-memory-utilization")
 VLLM_FLAGS = (
     *("speculative-config", "max-model-len", "enable-prefix-caching", "no-enable-prefix-caching"),
     *("enable-chunked-prefill", "no-enable-chunked-prefill", "kv-transfer-config", "tensor-parallel-size"),
-    *("pipeline-parallel-size", "gpu-memory-utilization"),
+    *("pipeline-parallel-size", "gpu-memory-utilization", *SPEC_FLAGS),
 )
 """vLLM's options that decide about a drafter; its list is not stored, so that only these are told when misspelt."""
 VLLM_METHODS = (
@@ -37,6 +39,8 @@ VLLM_METHODS = (
     *("extract_hidden_states", "ngram_gpu", "dflash", "dspark"),
 )
 """Values of `method`, lower case only; every name that ends in _mtp is one too."""
+REJECTION_METHODS = ("standard", "synthetic", "block")
+"""Values of `rejection_sample_method`; what synthetic does is told by env-simulated-acceptance."""
 VLLM_KEYS = (
     *("enforce_eager", "num_speculative_tokens", "model", "method", "draft_tensor_parallel_size", "quantization"),
     *("tensor_parallel_size", "moe_backend", "attention_backend", "kv_cache_dtype", "max_model_len", "revision"),
@@ -69,6 +73,7 @@ def options(facts: Facts) -> Iterator[Finding]:
     else:
         yield from _vllm_flags(behind)
         yield from _numbers(launch, "max-model-len")
+        yield from _given_twice(launch)
         yield from _vllm_config(speculative_config(launch))
 
 
@@ -156,6 +161,14 @@ def _vllm_flags(launch: Launch) -> Iterator[Finding]:
             yield error(written, text, actual=written, fix=full, nearest=full)
 
 
+def _given_twice(launch: Launch) -> Iterator[Finding]:
+    without = replace(launch, flags={name: v for name, v in launch.flags.items() if name not in SPEC_FLAGS})
+    for flag, key in SPEC_FLAGS.items():
+        if launch.value(flag) is not None and key in speculative_config(without):
+            text = f"--{flag} beside {key} in --speculative-config: vLLM takes one of them"
+            yield error(f"--{flag}", text, actual=launch.value(flag), fix=f"drop --{flag}")
+
+
 def _vllm_config(config: dict[str, Any]) -> Iterator[Finding]:
     subject = "--speculative-config"
     for key in config:
@@ -171,13 +184,27 @@ def _vllm_config(config: dict[str, Any]) -> Iterator[Finding]:
         yield tell(subject, f"method {method!r} is none that vLLM knows{hint}", actual=method, fix=f"method {near}")
     elif method is not None and not isinstance(method, str):
         yield error(subject, f"method is {method!r}, needed: a name such as 'eagle3'", actual=method)
-    steps = config.get("num_speculative_tokens", 1)
+    yield from _rejection(config)
+    steps = config.get("num_speculative_tokens")
+    steps = 1 if steps is None else steps
     if isinstance(steps, str) and not UNKNOWN.search(steps):
         steps = _number(steps)
     if not isinstance(steps, str) and (whole(steps) or 0) < 1:
         given = config["num_speculative_tokens"]
         text = f"num_speculative_tokens is {given!r}, needed: a whole number of 1 or more"
         yield error(subject, text, actual=given, fix='"num_speculative_tokens": 3')
+
+
+def _rejection(config: dict[str, Any]) -> Iterator[Finding]:
+    """vLLM's rejection_sample_method, and the rates that belong to `synthetic` alone."""
+    subject, method = "--speculative-config", config.get("rejection_sample_method", "standard")
+    rates = [key for key in SYNTHETIC_KEYS if config.get(key) is not None]
+    if method not in REJECTION_METHODS and not UNKNOWN.search(str(method)):
+        text = f"rejection_sample_method is {method!r}, vLLM takes {', '.join(REJECTION_METHODS)}"
+        yield error(subject, text, actual=method, fix="drop rejection_sample_method")
+    elif method in ("standard", "block") and rates:
+        text = f"{rates[0]} without rejection_sample_method synthetic: vLLM does not start"
+        yield error(subject, text, actual=config[rates[0]], fix=f"drop {', '.join(rates)}")
 
 
 def _nearest(name: str, known: Iterable[str], alike: float = ALIKE) -> str | None:

@@ -28,6 +28,10 @@ def acceptance(facts: Facts) -> Iterator[Finding]:
     if log.simulated is not None:
         text = f"SGLANG_SIMULATE_ACC_LEN={log.simulated:g}: the acceptance in this log is invented by the server"
         yield error("log", text, actual=log.simulated, fix="unset SGLANG_SIMULATE_ACC_LEN", refuse=True)
+    if log.synthetic is not None:
+        text = f"{log.synthetic}: the acceptance in this log is invented by the server"
+        fix = "drop rejection_sample_method and synthetic_* from --speculative-config"
+        yield error("log", text, actual=log.synthetic, fix=fix, refuse=True)
     if log.impossible is not None:
         yield error("log", log.impossible, fix="read the log again, from one server and without edits")
     elif log.counts is not None:

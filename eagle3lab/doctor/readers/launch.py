@@ -1,8 +1,9 @@
 """Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and `launch_args`.
 
-`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, shell scripts
-with variables and other commands around the server's, and YAML or JSON config files of the same flags. Only the text is
-read and nothing is executed: a variable is known when the text itself sets it.
+`--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, vLLM's `-sc`,
+`-sc.key value` and `--spec-method`, shell scripts with variables and other commands around the server's, and YAML or
+JSON config files of the same flags. Only the text is read and nothing is executed: a variable is known when the text
+itself sets it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ ALIASES = {
 }
 SHORT = ("-sc", "-tp", "-pp", "-dp")
 """Options of vLLM with one dash; every other word with one dash is taken for a value."""
+SPEC_FLAGS = {"spec-method": "method", "spec-model": "model", "spec-tokens": "num_speculative_tokens"}
+"""vLLM's flags for one key of its speculative config (engine/arg_utils.py), and the key."""
 KNOWN = (
     "model-path",
     "tp",
@@ -46,6 +49,7 @@ KNOWN = (
     "speculative-attention-mode",
     "speculative-draft-attention-backend",
     "speculative-config",
+    *SPEC_FLAGS,
     "enable-return-aux-hidden-states",
     "return-aux-hidden-state-layer-ids",
     "enable-return-hidden-states",
@@ -67,6 +71,9 @@ KNOWN = (
 )
 """Flags that some check reads; an unambiguous abbreviation of one of them is understood (argparse allows it)."""
 _ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
+_SPECULATIVE = re.compile(r"--speculative|--spec[-_](method|model|tokens)\b|-sc(?=[.=]|$)")
+_MODEL = re.compile(r"--model")
+_MORE = re.compile(r"\$[{(]?(\w*(ARG|OPT|FLAG|EXTRA|PARAM|SPEC)\w*|[@*]|\w+\[)", re.IGNORECASE)
 _SUFFIXES = {
     "context-length": {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30},
     "max-model-len": {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40},
@@ -105,6 +112,12 @@ class Launch:
         except ValueError:
             return None
 
+    def complete(self) -> bool:
+        """Whether all flags are in sight: no `--config` file, no `$EXTRA_ARGS` whose text is not known."""
+        spare = [word for values in self.flags.values() for word in values[1:] if shell.UNKNOWN.search(word)]
+        words = [*self.words, *(word for values in self.flags.values() for word in values)]
+        return not (self.has("config") or spare or any(_MORE.match(word) for word in words))
+
     def context(self, flag: str) -> int | None:
         """`--context-length` or `--max-model-len` in tokens, 128k too; None when absent or no number of tokens."""
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)([A-Za-z]{1,2})\s*", self.value(flag) or "", re.ASCII)
@@ -117,13 +130,14 @@ class Launch:
 
 
 def canonical(flag: str) -> str:
-    """`--speculative_algo` -> `speculative-algorithm`; an unknown flag stays as it is (without dashes)."""
-    name = flag.lstrip("-").replace("_", "-").lower()
+    """`--speculative_algo` -> `speculative-algorithm`; an unknown flag stays as it is (without dashes).
+
+    Of vLLM's dotted flags what stands in front of the dot is looked up: `-sc.model` -> `speculative-config.model`.
+    """
+    name, dot, key = flag.lstrip("-").replace("_", "-").lower().partition(".")
     name = ALIASES.get(name, name)
-    if name in KNOWN or len(name) < 4:
-        return name
-    longer = [known for known in KNOWN if known.startswith(name)]
-    return longer[0] if len(longer) == 1 else name
+    longer = [] if name in KNOWN or len(name) < 4 else [known for known in KNOWN if known.startswith(name)]
+    return (longer[0] if len(longer) == 1 else name) + dot + key
 
 
 def parse_args(args: Any) -> Launch:
@@ -135,7 +149,7 @@ def parse_args(args: Any) -> Launch:
     loose: list[str] = []
     current: str | None = None
     for word in words:
-        if (word.startswith("--") and len(word) > 2) or word in SHORT:
+        if (word.startswith("--") and len(word) > 2) or re.split("[.=]", word, maxsplit=1)[0] in SHORT:
             flag, equals, value = word.partition("=")
             current = canonical(flag)
             flags[current] = [value] if equals else []
@@ -170,8 +184,8 @@ def _server(text: str) -> tuple[list[str], int]:
         raise ReadError(f"the launch line comes to {error}, variables put in", rule="a launch line is short") from error
     except ValueError as error:
         raise ReadError(f"the launch line has an open quote ({error})", rule="quotes come in pairs") from error
-    for flags in (("--speculative", "--model"), ("--speculative",), ("--model",)):
-        servers = [n for n, line in enumerate(found) if all(any(w.startswith(f) for w in line) for f in flags)]
+    for flags in ((_SPECULATIVE, _MODEL), (_SPECULATIVE,), (_MODEL,)):
+        servers = [n for n, line in enumerate(found) if all(any(map(flag.match, line)) for flag in flags)]
         if servers:
             before = [word for line in found[: servers[-1]] for word in _settings(line)]
             unset = {name for line in found[: servers[-1]] if line[0] == "unset" for name in line[1:]}
@@ -189,7 +203,7 @@ def _settings(line: list[str]) -> list[str]:
 def engine_of(args: Any) -> str:
     """`vllm` when the words name vLLM or its speculative config, else `sglang`."""
     launch = parse_args(args)
-    vllm_flags = {"speculative-config", "max-model-len", "no-enable-prefix-caching", "kv-transfer-config"}
+    vllm_flags = {"speculative-config", "max-model-len", "no-enable-prefix-caching", "kv-transfer-config", *SPEC_FLAGS}
     words = [*launch.words, *(value for values in launch.flags.values() for value in values)]  # behind docker's flags
     if any(re.fullmatch(r"sglang(\.[\w.]+)?", word) for word in words):
         return "sglang"
@@ -200,18 +214,26 @@ def engine_of(args: Any) -> str:
 
 
 def speculative_config(launch: Launch) -> dict[str, Any]:
-    """vLLM's `--speculative-config '{...}'` or `--speculative-config.key value` as a mapping; {} when absent."""
+    """vLLM's speculative config as a mapping; {} when absent.
+
+    `--speculative-config '{...}'`; keys given as `--speculative-config.key value` replace all of it, as in vLLM's
+    parser; `--spec-method`, `--spec-model` and `--spec-tokens` add their key.
+    """
     found: dict[str, Any] = {}
-    text = launch.value("speculative-config")
-    if text:
-        try:
-            parsed = json.loads(text)
-            found = parsed if isinstance(parsed, dict) else {}
-        except (ValueError, RecursionError):
-            found = {}
     for flag, values in launch.flags.items():
         if flag.startswith("speculative-config.") and values:
-            found[flag.removeprefix("speculative-config.").replace("-", "_")] = _typed(values[0])
+            key, _, below = flag.removeprefix("speculative-config.").replace("-", "_").partition(".")
+            value = values[0].split(",") if flag.endswith("+") else _typed(values[0])
+            outer = found.get(key)
+            nested = {**(outer if isinstance(outer, dict) else {}), below: value}
+            found[key.removesuffix("+")] = nested if below else value
+    if not found:
+        parsed = _typed(launch.value("speculative-config") or "")
+        found = {str(key).replace("-", "_"): value for key, value in parsed.items()} if isinstance(parsed, dict) else {}
+    for flag, key in SPEC_FLAGS.items():
+        text = launch.value(flag)
+        if text is not None:
+            found[key] = _typed(text) if key == "num_speculative_tokens" else text
     return found
 
 
@@ -296,7 +318,7 @@ def _container(parsed: Any) -> tuple[list[str], dict[str, str]] | None:
                 for word in value if isinstance(value, list) else ():
                     script = isinstance(word, str) and words and re.fullmatch(r"-\w*c", words[-1])
                     words += split_words(word) if script else [str(word)]
-            if any(re.match(r"--(model|speculative)", word) for word in words):
+            if any(_MODEL.match(word) or _SPECULATIVE.match(word) for word in words):
                 return words, _variables(item.get("environment", item.get("env")))
             stack.extend(reversed(list(item.values())))
         elif isinstance(item, list):
