@@ -160,7 +160,7 @@ def _targets(target: ast.expr) -> Iterator[str]:
             yield from _targets(item)
 
 
-def _names(node: ast.expr | None) -> tuple[str, ...]:
+def _names(node: ast.AST | None) -> tuple[str, ...]:
     if node is None:
         return ()
     return tuple(dict.fromkeys(item.id for item in ast.walk(node) if isinstance(item, ast.Name)))
@@ -173,6 +173,55 @@ def _kind(node: ast.expr | None) -> str | None:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
     return None if value is None else type(value).__name__
+
+
+_READS_ANY = {"globals", "locals", "vars", "exec", "eval", "get_ipython"}
+_NOT_AS_WRITTEN = {"injected-parameters", "skip-execution"}
+
+
+def set_again(notebook: Notebook, name: str) -> tuple[Cell, str, ast.expr] | None:
+    """(cell, line, value) where a cell behind the parameters cell sets a parameter that nothing has used before.
+
+    To print it is no use. Only what is certain counts: assignments and loops at top level whose value does not read the
+    parameter; a magic, a cell that is no Python, and what may read every name (`globals()`) end the search.
+    """
+    tagged = notebook.tagged("parameters")
+    for cell in notebook.code if tagged else ():
+        if cell.number <= tagged[0].number or _NOT_AS_WRITTEN & set(cell.tags):
+            continue
+        tree, lines = parse(cell.source), cell.source.splitlines()
+        if tree is None or any(_MAGIC.match(line) for line in lines):
+            return None
+        for statement in tree.body:
+            words = set(_names(statement))
+            if words & _READS_ANY:
+                return None
+            names, value = _assigned(statement)
+            if name in names and value is not None:
+                line = "".join(lines[statement.lineno - 1 : statement.lineno]).strip()
+                return None if name in _names(value) else (cell, line, value)
+            if name in words and not _shows(statement):
+                return None
+    return None
+
+
+def _assigned(statement: ast.stmt) -> tuple[list[str], ast.expr | None]:
+    """Names that an assignment or a loop sets for certain, and what they are set to."""
+    if isinstance(statement, ast.Assign):
+        return [name for target in statement.targets for name in _targets(target)], statement.value
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return [statement.target.id], statement.value
+    if isinstance(statement, ast.For):
+        return list(_targets(statement.target)), statement.iter
+    return [], None
+
+
+def _shows(statement: ast.stmt) -> bool:
+    """Whether a statement only prints or displays."""
+    value = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
+        return value.func.id in ("print", "display")
+    return isinstance(value, ast.Name)
 
 
 def slept(cell: Cell) -> float | None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, slept
+from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, set_again, slept
 from eagle3lab.doctor.notebook_values import printed
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import mapping
@@ -41,7 +42,8 @@ def named(name: str, finding: Finding) -> Finding:
     title="parameters that take effect",
     reads=("notebook|notebooks",),
     also=("parameters",),
-    rule="one cell is tagged parameters, it assigns every given name, and nothing in it is computed from another",
+    rule="one cell is tagged parameters, it assigns every given name, nothing in it is computed from another, and no "
+    "later cell sets a parameter again",
     fix="tag the cell with the assignments: parameters",
     symptom="the run succeeds with the old values",
 )
@@ -69,6 +71,7 @@ def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Findin
     findings = [_unknown(str(key), declared) for key in given if key not in declared]
     findings += [wrong for key, value in given.items() if key in declared and (wrong := _type(declared[key], value))]
     findings += [_derived(p, derived) for p in declared.values() if (derived := _stale(p, declared, given))]
+    findings += [again for name in declared if (again := _overwritten(notebook, name, given))]
     for finding in findings:
         yield dataclasses.replace(finding, evidence={**finding.evidence, **would})
     if given and not findings:
@@ -86,6 +89,22 @@ def _stale(parameter: Parameter, declared: Mapping[str, Parameter], given: Mappi
         return names
     below = [name for name in names if name in given or _stale(declared[name], _before(name, declared), given)]
     return [] if parameter.name in given else below
+
+
+def _overwritten(notebook: Notebook, name: str, given: Mapping[str, Any]) -> Finding | None:
+    """A parameter that a later cell sets before anything uses it: an error when it is given, a trap when none is."""
+    found = set_again(notebook, name) if name in given or not given else None
+    if found is None:
+        return None
+    cell, line, value = found
+    try:
+        if name in given and ast.literal_eval(value) == given[name]:
+            return None
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass  # computed: it is not known to be the same
+    told, said = (error, "the given value is") if name in given else (warning, "a given value would be")
+    text = f"cell {cell.number} sets {name} again ({line[:60]}): {said} overwritten"
+    return told(name, text, actual=line[:60], fix="take that line out, or give it another name", cell=cell.number)
 
 
 def _before(name: str, declared: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -205,6 +224,13 @@ def _limits(notebook: Notebook, flag: float | None, runner: str, used_as: str) -
         told = error if test else warning
         text = "execution.allow_errors is true" + (" in a test notebook" if test else ": a failing cell looks fine")
         yield told("allow_errors", text, actual=True)
+    if used_as == "test" and runner != "papermill":  # which fails on any error that it finds in the outputs
+        excused = [cell.number for cell in notebook.code if "raises-exception" in cell.tags and not cell.empty]
+        if excused:
+            which = f"cell {excused[0]} is" if len(excused) == 1 else f"cells {', '.join(map(str, excused[:5]))} are"
+            text = f"{which} tagged raises-exception in a test notebook: its errors pass"
+            fix = "take the tag away, and catch the error that is meant: try, except"
+            yield error("raises-exception", text, actual=excused, fix=fix, cells=excused)
     default = DEFAULT_LIMIT.get(runner)
     effective = notebook.timeout if notebook.timeout is not None else flag if flag is not None else default
     if notebook.timeout is not None and (flag is None or notebook.timeout != flag):
