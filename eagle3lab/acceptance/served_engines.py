@@ -15,7 +15,7 @@ from eagle3lab.acceptance.counts import AcceptanceCounts
 from eagle3lab.acceptance.served_http import Client, TransientError
 from eagle3lab.acceptance.served_prompts import ServedPrompt
 from eagle3lab.acceptance.sources import from_sglang_meta_info, from_vllm_metrics
-from eagle3lab.core.errors import ServerError, UsageError
+from eagle3lab.core.errors import AcceptanceError, ServerError, UsageError
 
 EngineName = Literal["sglang", "vllm"]
 ALIASES = {"nextn": "eagle"}
@@ -27,6 +27,7 @@ SGLANG_FACTS = (
     "context_length", "disable_radix_cache", "version",
 )  # fmt: skip
 SPEC_FIELDS = re.compile(r"^(spec_|completion_tokens$|prompt_tokens$|cached_tokens$)")
+_SYNTHETIC = re.compile(r'"rejection_sample_method":\s*"synthetic"')
 _METHOD = re.compile(r"method['\"]?\s*[=:]\s*['\"]([\w-]+)")
 _VLLM_TOKENS = re.compile(r"^vllm:generation_tokens_total(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 _VLLM_DRAFTS = re.compile(r"^vllm:spec_decode_num_drafts", re.MULTILINE)
@@ -179,7 +180,7 @@ def recognise(client: Client, engine: EngineName | None = None) -> SGLang | VLLM
     """Ask a server what it is.
 
     Raises:
-        ServerError: nothing answers, or neither engine does.
+        ServerError: nothing answers, or neither engine does. AcceptanceError: vLLM says that it invents acceptance.
     """
     for path in ("/server_info", "/get_server_info"):
         report = client.get_json(path)
@@ -225,5 +226,11 @@ def _vllm_facts(client: Client, metrics: str) -> tuple[dict[str, Any], str | Non
     if not _VLLM_DRAFTS.search(metrics):  # vLLM registers these counters only when it speculates
         return facts, "none"
     config = client.get_json("/server_info")  # served in vLLM's development mode only
+    if config is not None and _SYNTHETIC.search(json.dumps(client.get_json("/server_info?config_format=json"))):
+        raise AcceptanceError(
+            f"{client.url} runs rejection_sample_method synthetic: the server invents its acceptance",
+            rule="a measurement needs standard or block",
+            fix="drop rejection_sample_method and synthetic_* from --speculative-config, restart the server",
+        )
     method = _METHOD.search(json.dumps(config).replace('\\"', '"')) if config is not None else None
     return facts, method[1] if method else UNNAMED

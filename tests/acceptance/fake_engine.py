@@ -1,7 +1,7 @@
 """An engine that misbehaves on request, in this process and on the loopback: SGLang and vLLM routes over fixed counts.
 
 `faults` maps a prompt to a list of faults, one consumed an attempt: 500, 429, 400, hang, trickle, half, fields, close,
-error. A prompt without faults left is answered rightly.
+error. A prompt without faults left is answered rightly. `info`: more answers of vLLM to a GET, by path.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ LENGTHS = {0: [3, 3], 1: [0, 1, 2, 1], 2: [0, 0, 1, 0, 3]}
 class FakeEngine:
     """State of one fake server."""
 
-    def __init__(self, kind="sglang", faults=None, algorithm="EAGLE3", counters=True, text="word ") -> None:
+    def __init__(self, kind="sglang", faults=None, algorithm="EAGLE3", counters=True, text="word ", info=None) -> None:
         self.kind, self.faults, self.algorithm, self.counters, self.text = kind, faults or {}, algorithm, counters, text
+        self.info = info or {}
         self.requests: list[str] = []
         self.active = self.most = 0
         self.generated = self.foreign = 0
@@ -98,6 +99,7 @@ def running(**options):
                     "/version": {"version": "0.33.0"},
                     "/v1/models": {"data": [{"id": "tiny"}]},
                     "/metrics": state.metrics(),
+                    **state.info,
                 },
                 "other": {},
             }[state.kind]

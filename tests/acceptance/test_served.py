@@ -233,6 +233,22 @@ def test_simulated_acceptance_is_refused(prompts, monkeypatch):
         measure(fake.url, prompts)
 
 
+@pytest.mark.parametrize("method", ["synthetic", "standard"])
+def test_vllm_that_says_so_in_its_development_mode_is_refused(method, prompts):
+    config = {"method": "eagle3", "rejection_sample_method": method}
+    info = {
+        "/server_info": {"vllm_config": "speculative_config=SpeculativeConfig(method='eagle3', num_spec_tokens=3)"},
+        "/server_info?config_format=json": {"vllm_config": {"speculative_config": config}},
+    }
+    with running(kind="vllm", info=info) as fake:
+        if method == "standard":
+            assert measure(fake.url, prompts).exit_code == 0
+            return
+        with pytest.raises(AcceptanceError, match="rejection_sample_method synthetic"):
+            measure(fake.url, prompts)
+        assert fake.requests == []
+
+
 def test_requests_that_cannot_be_sent_are_named_before_anything_is(prompts):
     with running() as fake:
         with pytest.raises(UsageError, match="--tokenizer"):
