@@ -29,6 +29,9 @@ class Inventory:
         prefix: the prefix that hides most unknown names, "" when there is none.
         whole: the file is a drafter, not a piece of one, so that missing names mean something.
         layer_alias: number of tensors named layers.0.* instead of midlayer.*.
+        lost: engine -> names in the file that it does not read and another judged engine does.
+        unset: engine -> canonical names that it needs, another judged engine does not, and the file has not.
+        layers: numbers of the decoder layers in the file.
     """
 
     headers: dict[str, Any]
@@ -43,6 +46,9 @@ class Inventory:
     prefix: str
     whole: bool
     layer_alias: int
+    lost: dict[str, list[str]]
+    unset: dict[str, list[str]]
+    layers: set[int]
 
     def shape(self, canonical: str) -> list[int] | None:
         """Shape of the tensor with this canonical name."""
@@ -92,15 +98,18 @@ def take(facts: Facts) -> Inventory | None:
     # vLLM puts `model.` before every name itself: one that has it already is refused
     refused = {name.split("-")[0] for name in facts.engine_names()} == {"vllm"}
     canonical = names.canonical_names(headers, model_prefix=not mla and not refused)
-    required = _required(draft, target, mla)
-    known = set(required) | names.optional_names(draft)
+    layers = {index for name in canonical.values() if (index := names.layer_index(name)) is not None}
+    needs: dict[str, dict[str, tuple[int | None, ...]]] = {}
+    knows: dict[str, set[str]] = {}
+    for engine in sorted({name.split("-")[0] for name in facts.engine_names()}):
+        needs[engine], knows[engine] = _of_engine(draft, target, mla, engine, layers)
+    needed_by_all = set.intersection(*map(set, needs.values()))
+    required = {name: shape for one in needs.values() for name, shape in one.items() if name in needed_by_all}
+    known = set().union(*knows.values())
     unknown, adapters, survivors = _sort(headers, canonical, known, draft)
     present = {canonical[name] for name in headers} - {canonical[name] for name in unknown}
-    fused = [f"midlayer.{name}" for name in names.FUSED if f"midlayer.{name}" in present]
-    covered = {
-        f"midlayer.{part}" for name in names.FUSED if f"midlayer.{name}" in present for part in names.FUSED[name]
-    }
-    missing = [name for name in required if name not in present and name not in covered]
+    fused, covered = _fused(present)
+    have = present | covered
     return Inventory(
         headers=headers,
         canonical=canonical,
@@ -109,18 +118,49 @@ def take(facts: Facts) -> Inventory | None:
         unknown=unknown,
         adapters=adapters,
         survivors=survivors,
-        missing=missing,
+        missing=[name for name in required if name not in have],
         fused=fused,
         prefix=_prefix(unknown, known),
         whole=_is_whole(list(headers)),
         layer_alias=sum(name.removeprefix("model.").startswith("layers.0.") for name in headers),
+        lost={engine: sorted(n for n in headers if canonical[n] in known - knows[engine]) for engine in knows},
+        unset={engine: [n for n in needs[engine] if n not in needed_by_all | have] for engine in needs},
+        layers=layers,
     )
 
 
-def _required(draft: Draft, target: Target | None, mla: bool) -> dict[str, tuple[int | None, ...]]:
+def _of_engine(
+    draft: Draft, target: Target | None, mla: bool, engine: str, layers: set[int]
+) -> tuple[dict[str, tuple[int | None, ...]], set[str]]:
+    """(what the engine's class needs, all names that its loader knows), for the layers that are in the file."""
+    first = _required(draft, target, mla, engine) | names.bias_shapes(draft, engine, mla=mla)
+    optional = names.optional_names(draft, engine, mla=mla)
+    required, known = dict(first), set(first) | optional
+    count = 1 if mla and engine == "sglang" else (draft.size("num_hidden_layers") or 1)
+    for index in sorted(layer for layer in layers if 0 < layer < count):
+        required |= names.later_layer(first, index, draft, engine)
+        known |= {f"layers.{index}.{inner}" for name in known if (inner := names.layer_name(name)) is not None}
+    return required, known
+
+
+def _fused(present: set[str]) -> tuple[list[str], set[str]]:
+    """(fused tensors in the file, the tensors that they stand for), in every layer."""
+    fused: list[str] = []
+    covered: set[str] = set()
+    for name in sorted(present):
+        inner, ending = names.layer_name(name) or "", name.rpartition(".")[2]
+        parts = names.FUSED.get(f"{inner.rpartition('.')[0]}.weight", ())
+        if parts and ending in ("weight", "bias"):
+            fused.append(name)
+            covered |= {name.removesuffix(inner) + part.removesuffix("weight") + ending for part in parts}
+    return fused, covered
+
+
+def _required(draft: Draft, target: Target | None, mla: bool, engine: str) -> dict[str, tuple[int | None, ...]]:
     required = names.expected_shapes(draft, target, mla=mla)
     borrows_head = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
-    tied = draft.config.get("tie_word_embeddings") is True and draft.draft_vocab in (None, draft.vocab)
+    full = draft.draft_vocab in (None, draft.vocab)
+    tied = draft.config.get("tie_word_embeddings") is True and (full or engine == "sglang")  # `config-tied-head`
     if borrows_head or tied:
         del required["lm_head.weight"]
     if mla and draft.size("q_lora_rank") is None and draft.config:

@@ -15,7 +15,7 @@ from eagle3lab.doctor.views import Draft, Target, whole
 
 LAYER_NORMS = ("input_layernorm", "hidden_norm", "post_attention_layernorm")
 LEGACY_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
-_LAYER = re.compile(r"^(?:midlayer|layers\.\d+)\.")
+_LAYER = re.compile(r"^(?:midlayer|layers\.(\d{1,9}))\.")
 _LORA = re.compile(r"(^|[._])lora_|\.adapter[._]|(^|\.)adapters?\.", re.IGNORECASE)
 _BUFFER = re.compile(r"(rotary_emb\.|inv_freq$|cos_cached$|sin_cached$)")
 _QUANT = re.compile(r"\.(weight_scale(_inv|_2)?|input_scale|weight_packed|weight_shape|qweight|qzeros|scales|g_idx)$")
@@ -24,6 +24,12 @@ _QUANT = re.compile(r"\.(weight_scale(_inv|_2)?|input_scale|weight_packed|weight
 def strip_prefix(name: str) -> str:
     """`model.fc.weight` -> `fc.weight`; the Llama loaders know both."""
     return name.removeprefix("model.")
+
+
+def layer_index(name: str) -> int | None:
+    """Number of the decoder layer that a canonical name is of, None for a tensor outside the layers."""
+    match = _LAYER.match(name)
+    return None if match is None else int(match.group(1) or 0)
 
 
 def layer_name(name: str) -> str | None:
@@ -101,6 +107,8 @@ def _mla_shapes(draft: Draft, hidden: int | None, both: int | None) -> dict[str,
     }
 
 
+READS_BOTH = ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa")
+"""Projections of the first layer that read the embedding beside the state."""
 FUSED = {
     "self_attn.qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
     "mlp.gate_up_proj.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
@@ -112,18 +120,63 @@ FUSED = {
 """Fused tensor inside the layer -> the tensors that it stands for."""
 
 
-def optional_names(draft: Draft) -> set[str]:
-    """Names outside the required set that loaders know (with `midlayer.` for the layer)."""
-    names = {"embed_tokens.weight", "input_norm.weight", *(f"{norm}.weight" for norm in LEGACY_NORMS)}
+def bias_shapes(draft: Draft, engine: str, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
+    """Biases that the engine's class builds and that must be in the file.
+
+    SGLang 0.5.23 builds q, k, v and the MLP without biases whatever the config says, and starts an output projection's
+    bias at zero, so that it may be missing; vLLM 0.32.0 builds fc without one.
+    """
+    hidden = draft.hidden
+    if engine == "sglang":
+        return {"fc.bias": (hidden,)} if draft.switched_on("bias") else {}
+    found: dict[str, tuple[int | None, ...]] = {}
+    if mla:
+        return found
+    rows = {name: shape[:1] for name, shape in _mha_shapes(draft, hidden, None).items()}
+    if draft.switched_on("attention_bias"):
+        found |= {f"midlayer.self_attn.{part}.bias": rows[part] for part in ("q_proj", "k_proj", "v_proj")}
+    if (draft.switched_on("attention_bias") or draft.switched_on("bias")) and not draft.qwen3:
+        found["midlayer.self_attn.o_proj.bias"] = (hidden,)
+    if draft.switched_on("mlp_bias") and not draft.qwen3:
+        inner = draft.size("intermediate_size")
+        sizes = {"gate_proj": inner, "up_proj": inner, "down_proj": hidden}
+        found |= {f"midlayer.mlp.{part}.bias": (size,) for part, size in sizes.items()}
+    return found
+
+
+def optional_names(draft: Draft, engine: str, *, mla: bool) -> set[str]:
+    """Names outside the required set that the engine's loader knows (with `midlayer.` for the layer)."""
+    names = {"embed_tokens.weight", "input_norm.weight", "lm_head.weight"}
     names |= {f"fc_norm.{i}.weight" for i in range(max(draft.states, 3))}
     names |= {f"midlayer.{name}" for name in FUSED}
-    if draft.config.get("bias"):
-        names.add("fc.bias")
-    if draft.layer.get("attention_bias") or draft.config.get("attention_bias"):
-        names |= {f"midlayer.self_attn.{p}_proj.bias" for p in ("q", "k", "v", "o", "qkv")}
-    if draft.layer.get("mlp_bias"):
-        names |= {f"midlayer.mlp.{p}_proj.bias" for p in ("gate", "up", "down", "gate_up")}
+    if engine == "sglang" and not mla:
+        names |= {f"{norm}.weight" for norm in LEGACY_NORMS}
+        if draft.switched_on("attention_bias") or draft.switched_on("bias"):
+            names.add("midlayer.self_attn.o_proj.bias")
+    built = bias_shapes(draft, engine, mla=mla)
+    names |= {
+        f"midlayer.{fused.removesuffix('weight')}bias"
+        for fused, parts in FUSED.items()
+        if all(f"midlayer.{part.removesuffix('weight')}bias" in built for part in parts)
+    }
     return names
+
+
+def later_layer(names: Mapping[str, tuple[int | None, ...]], index: int, draft: Draft, engine: str) -> dict[str, Any]:
+    """What layer `index` (above 0) needs: it reads the state alone, and one of the two norms before attention.
+
+    SGLang 0.5.23 applies its hidden_norm, vLLM 0.32.0 its input_layernorm; the other one is built and never used.
+    """
+    unused = "input_layernorm" if engine == "sglang" else "hidden_norm"
+    both = 2 * draft.hidden if draft.hidden else None
+    found: dict[str, Any] = {}
+    for name, shape in names.items():
+        inner = layer_name(name)
+        if inner is None or inner == f"{unused}.weight":
+            continue
+        reads_both = len(shape) == 2 and inner.split(".")[-2] in READS_BOTH and shape[1] == both
+        found[f"layers.{index}.{inner}"] = (shape[0], draft.hidden) if reads_both else shape
+    return found
 
 
 def canonical_names(names: Iterable[str], *, model_prefix: bool) -> dict[str, str]:

@@ -225,13 +225,40 @@ class Draft:
         """Top-level `eagle_aux_hidden_state_layer_ids`."""
         return id_list(self.config.get(IDS_KEY))
 
-    def flag(self, *names: str) -> bool | None:
-        """A switch under any of `names`, nested first, then top level; None when written nowhere."""
-        for name in names:
-            for place in (self.eagle, self.config):
-                if place.get(name) is not None:
-                    return bool(place[name])
+    @property
+    def qwen3(self) -> bool:
+        """Whether vLLM builds its Qwen3 draft, whose output projection and MLP have no biases."""
+        kind = self.layer.get("model_type") if self.speculators else self.architecture
+        return isinstance(kind, str) and kind.startswith(("qwen3", "Qwen3", "Eagle3Qwen3For", "PeagleQwen3For"))
+
+    def switched_on(self, key: str) -> bool:
+        """Whether a key of the decoder (`attention_bias`, `bias`, ...) is set."""
+        return bool(self.layer.get(key, self.config.get(key)))
+
+    def written(self, *names: str) -> str | None:
+        """Where one of these switches is true (`fc_norm`, `eagle_config.fc_norm`), top level first; None: nowhere."""
+        for prefix, place in (("", self.config), ("eagle_config.", self.eagle)):
+            for name in names:
+                if place.get(name):
+                    return prefix + name
         return None
+
+    def reads(self, engine: str, name: str, *, mla: bool = False) -> bool | None:
+        """A norm's switch as this engine reads it; None when it is not where the engine looks.
+
+        Read in SGLang 0.5.23 and vLLM 0.32.0: both look at top level only; for norm_before_fc into eagle_config first,
+        and not at all in their MLA drafts. SGLang takes use_aux_norm for fc_norm and never reads norm_before_residual.
+        """
+        if name == "norm_before_fc":
+            if mla or self.mla:
+                return None
+            places = [place for place in (self.eagle, self.config) if name in place]
+            return bool(places[0][name]) if places else None
+        if engine == "sglang" and name == "norm_before_residual":
+            return None
+        names = (name, "use_aux_norm") if (engine, name) == ("sglang", "fc_norm") else (name,)
+        values = [self.config[key] for key in names if self.config.get(key) is not None]
+        return any(values) if values else None
 
     def target_hidden(self, target: Target | None) -> int | None:
         """Width of one captured state: `target_hidden_size`, else the target's, else the draft's own."""

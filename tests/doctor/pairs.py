@@ -71,6 +71,16 @@ PAIRS: dict[str, Pair] = {
         {"draft_config": config(QWEN, eagle_config={"norm_before_residual": True})},
         {"draft_config": config(QWEN, norm_before_residual=False)},
     ),
+    "config-class": (
+        "sglang",
+        {"draft_config": config(QWEN, architectures=["Eagle3LlamaForCausalLM"])},
+        {"draft_config": DRAFT},
+    ),
+    "config-tied-head": (
+        "sglang",
+        damaged(GOOD, "draft_config", "tie_word_embeddings", value=True),
+        GOOD,
+    ),
     "config-format": ("sglang", {"draft_config": {"speculators_model_type": "eagle3"}}, {"draft_config": DRAFT}),
     "config-target-hidden-null": (
         "sglang",
@@ -163,6 +173,7 @@ PAIRS: dict[str, Pair] = {
     "weights-unknown": ("vllm", with_tensor(**{"medusa.weight": ["BF16", [4, 4]]}), GOOD),
     "weights-adapter": ("", with_tensor(**{"midlayer.mlp.up_proj.lora_A.default.weight": ["BF16", [8, 4096]]}), GOOD),
     "weights-missing": ("", damaged(GOOD, "draft_headers", "norm.weight"), GOOD),
+    "weights-layers": ("vllm", damaged(GOOD, "draft_config", "num_hidden_layers", value=36), GOOD),
     "weights-layout": (
         "",
         renamed("midlayer.", "layers.0."),

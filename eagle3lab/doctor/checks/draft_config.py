@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import EAGLE3_LLAMA, draft_of, mapping, real, target_of, whole
+from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of, mapping, real, target_of, whole
 
 _SIZES = (
     *(
@@ -21,6 +21,8 @@ _SIZES = (
     *("vocab_size", "draft_vocab_size", "target_hidden_size", "max_position_embeddings", "num_aux_hidden_states"),
 )
 
+_UNTIE = '"tie_word_embeddings": false in config.json, or leave lm_head.weight out'
+
 
 def serves(facts: Facts, name: str) -> bool:
     """Whether this engine is judged."""
@@ -31,7 +33,7 @@ def serves(facts: Facts, name: str) -> bool:
     code="config-values",
     title="sizes in config.json are positive whole numbers",
     reads=("draft_config",),
-    rule="a size is a whole number above 0; null only where a key may be null",
+    rule="a size is a whole number above 0, rope_theta a number above 0; null only where a key may be null",
     fix="correct the value in config.json",
 )
 def config_values(facts: Facts) -> Iterator[Finding]:
@@ -47,6 +49,13 @@ def config_values(facts: Facts) -> Iterator[Finding]:
         yield error(
             "rms_norm_eps", f"rms_norm_eps is {str(epsilon)[:40]}, needed: a small positive number", actual=epsilon
         )
+    for place, settings in (("", draft.layer), ("rope_parameters.", mapping(draft.layer.get("rope_parameters")))):
+        theta = settings.get("rope_theta")
+        number = real(theta)
+        if theta is not None and (number is None or number <= 0):
+            shown = repr(theta) if isinstance(theta, str) else theta
+            text = f"{place}rope_theta is {str(shown)[:40]}, a number above 0 is needed"
+            yield error("rope_theta", text, actual=theta, fix="write rope_theta as a number, as the draft was trained")
 
 
 @check(
@@ -54,16 +63,16 @@ def config_values(facts: Facts) -> Iterator[Finding]:
     title="norm_before_residual and who reads it",
     reads=("draft_config",),
     also=("serve_with",),
-    rule="SGLang never reads norm_before_residual; vLLM does, with another default for the speculators format",
+    rule="SGLang never reads norm_before_residual; vLLM does, at top level only; speculators format: another default",
     fix="serve it with vLLM, or train with norm_before_residual false",
     symptom="acceptance is low: the draft is served with the un-normed residual that it was not trained on",
 )
 def norm_before_residual(facts: Facts) -> Iterator[Finding]:
     """True is lost in SGLang; absent means two things in the speculators format."""
     draft = draft_of(facts)
-    written = draft.flag("norm_before_residual")
+    key = "norm_before_residual"
     if draft.speculators:
-        if written is None and (serves(facts, "vllm") or serves(facts, "vllm-v2")):
+        if draft.config.get(key) is None and (serves(facts, "vllm") or serves(facts, "vllm-v2")):
             yield warning(
                 "norm_before_residual",
                 "norm_before_residual is absent: vLLM takes true for the speculators format, the training class false",
@@ -72,12 +81,23 @@ def norm_before_residual(facts: Facts) -> Iterator[Finding]:
                 class_default=False,
             )
         return
+    written = draft.written(key)
+    tell = error if facts.chosen else warning
     if written and serves(facts, "sglang"):
-        tell = error if facts.chosen else warning
         yield tell(
             "norm_before_residual",
             "norm_before_residual is true and SGLang never reads it: served with the un-normed residual",
             actual=True,
+            value=True,
+            engine_reads_it=False,
+            effect="served with the un-normed residual",
+        )
+    elif written and written != key:
+        yield tell(
+            key,
+            f"{written} is true, and vLLM reads {key} at top level only: served with the un-normed residual",
+            actual=True,
+            fix=f'"{key}": true at top level of config.json',
             value=True,
             engine_reads_it=False,
             effect="served with the un-normed residual",
@@ -108,6 +128,63 @@ def config_format(facts: Facts) -> Iterator[Finding]:
         f"speculators format: states are {draft.target_hidden(target)} wide",
         effective_target_hidden=draft.target_hidden(target),
     )
+
+
+@check(
+    code="config-class",
+    title="class that the engine does not have",
+    reads=("draft_config",),
+    also=("serve_with", "launch_args"),
+    rule="SGLang 0.5.23 has two EAGLE-3 classes: LlamaForCausalLMEagle3 and Eagle3DeepseekV2ForCausalLM",
+    fix="write the class that SGLang has into architectures; vLLM knows both names too",
+    symptom="SGLang falls back to the transformers backend, which has no EAGLE-3 draft, and stops",
+)
+def config_class(facts: Facts) -> Iterator[Finding]:
+    """An EAGLE-3 class name that only vLLM knows, or none does."""
+    draft = draft_of(facts)
+    given = draft.architecture
+    if draft.speculators or not given or "eagle3" not in given.lower() or given in (EAGLE3_LLAMA, EAGLE3_MLA):
+        return
+    if serves(facts, "sglang"):
+        needed = EAGLE3_MLA if "deepseek" in given.lower() else EAGLE3_LLAMA
+        tell = error if facts.chosen else info
+        text = f"architectures is {given}, which SGLang 0.5.23 does not have: {needed} is needed"
+        yield tell(
+            "architectures", text, actual=given, fix=f'"architectures": ["{needed}"]', given=given, needed=needed
+        )
+
+
+@check(
+    code="config-tied-head",
+    title="head tied to the embedding",
+    reads=("draft_config",),
+    also=("draft_headers", "target", "target_config", "serve_with", "launch_args"),
+    rule="with tie_word_embeddings true SGLang takes the embedding for a head and drops lm_head.weight; vLLM does not",
+    fix='"tie_word_embeddings": false in config.json',
+    symptom="logits come from rows 0.. of the embedding while d2t maps them to other tokens: zero acceptance",
+)
+def tied_head(facts: Facts) -> Iterator[Finding]:
+    """A reduced vocabulary cannot be tied; a full one can, and its own head in the file is then not read."""
+    draft, target = draft_of(facts), target_of(facts)
+    if draft.config.get("tie_word_embeddings") is not True or draft.speculators or not serves(facts, "sglang"):
+        return
+    vocab, reduced = draft.vocab or (target.vocab if target else None), draft.draft_vocab
+    headers = facts.mapping("draft_headers")
+    head = next((name for name in headers if name.endswith("lm_head.weight")), None)
+    told = {"tie_word_embeddings": True, "draft_vocab_size": reduced, "vocab_size": vocab}
+    if reduced and vocab and reduced < vocab:
+        tell = error if facts.chosen or (headers and head is None) else warning
+        dropped = f"{head} is dropped without a word, " if head else ""
+        yield tell(
+            "tie_word_embeddings",
+            f"tie_word_embeddings is true with a draft vocabulary of {reduced} of {vocab}: in SGLang {dropped}logits "
+            f"come from the first {reduced} rows of the embedding",
+            actual=True,
+            **told,
+        )
+    elif head and "draft_vocab_size" in draft.config:
+        text = f"tie_word_embeddings is true: SGLang takes the embedding for a head and drops {head} without a word"
+        yield warning("tie_word_embeddings", text, actual=True, fix=_UNTIE, **told)
 
 
 @check(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.findings import Finding, error, info
+from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.inventory import take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of
@@ -28,35 +28,41 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
     inventory, draft = take(facts), draft_of(facts)
     if inventory is None:
         return
+    judged = facts.engine_names()
     state = draft.target_hidden(target_of(facts))
-    present = {name.removeprefix(inventory.prefix) for name in inventory.canonical.values()}
+    refused = {inventory.canonical[name] for name in inventory.unknown} if not inventory.prefix else set()
+    present = {name.removeprefix(inventory.prefix) for name in inventory.canonical.values() if name not in refused}
     one = {"input_norm.weight"} & present
     per_state = {n for n in present if n.startswith("fc_norm.") or n.removesuffix(".weight") in names.LEGACY_NORMS}
     needed = {f"fc_norm.{i}.weight" for i in range(draft.states)}
     if {n.removesuffix(".weight") for n in per_state} >= set(names.LEGACY_NORMS):
         needed = {f"{n}.weight" for n in names.LEGACY_NORMS}
     pairs = (
-        ("norm_before_fc", draft.flag("norm_before_fc"), one, {"input_norm.weight"}),
-        ("fc_norm", draft.flag("fc_norm", "use_aux_norm"), per_state, needed),
+        ("norm_before_fc", draft.written("norm_before_fc"), one, {"input_norm.weight"}),
+        ("fc_norm", draft.written("fc_norm", "use_aux_norm"), per_state, needed),
     )
-    for flag, on, found, wanted in pairs:
+    for flag, written, found, wanted in pairs:
+        switches = {engine: draft.reads(engine, flag, mla=inventory.mla) for engine in judged}
+        on = [engine for engine, value in switches.items() if value]
+        missing = sorted(wanted - found)
+        value = next(iter(switches.values()), None)
         if found and not on:
             name = sorted(found)[0]
             shape = inventory.shape(name)
             reads_as = f"{shape[0] // state} x {state}" if shape and state and shape[0] % state == 0 else None
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+            why, fix = _unread(flag, written, value, mla=inventory.mla)
             yield error(
                 name,
-                f"{name} {shape}{f' = {reads_as}' if reads_as else ''}{more} is not used: {flag} is "
-                + ("not set" if on is None else "false"),
-                actual=on,
-                fix=f'"{flag}": true in config.json',
+                f"{name} {shape}{f' = {reads_as}' if reads_as else ''}{more} is not used: {why}",
+                actual=value,
+                fix=fix,
                 shape=shape,
                 reads_as=reads_as,
                 flag=flag,
                 tensors=sorted(found),
             )
-        elif on and (missing := sorted(wanted - found)):
+        elif on and missing:
             yield error(
                 flag,
                 f"{flag} is set and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
@@ -65,6 +71,30 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
                 missing=missing,
                 effect="norms stay at their initial ones",
             )
+        elif (
+            written
+            and not on
+            and value is None
+            and not (wanted & refused or refused & {f"{n}.weight" for n in names.LEGACY_NORMS})
+        ):
+            why, fix = _unread(flag, written, value, mla=inventory.mla)
+            yield error(flag, f"{why}; the file holds no {' nor '.join(missing)}", actual=value, fix=fix, flag=flag)
+        elif found and len(on) < len(judged):
+            yield info(
+                flag, f"{written} is true: SGLang reads it, vLLM reads fc_norm only and refuses the norm's tensors"
+            )
+
+
+def _unread(flag: str, written: str | None, value: bool | None, *, mla: bool) -> tuple[str, str]:
+    """Why no judged engine applies the norm, and the fix."""
+    if mla and flag == "norm_before_fc":
+        return "the MLA draft has no norm_before_fc in SGLang nor vLLM", "train the MLA draft without norm_before_fc"
+    fix = f'"{flag}": true in config.json'
+    if written is None or written == flag:
+        return f"{flag} is {'not set' if value is None else 'false'}", fix
+    if written.startswith("eagle_config."):
+        return f"{written} is true, and {flag} is read at top level only", f"{fix}, at top level"
+    return f"{written} is true, which vLLM does not read: it reads {flag}", fix
 
 
 @check(
@@ -78,8 +108,17 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
 def norm_eagle31(facts: Facts) -> Iterator[Finding]:
     """Told: the same key name means another thing in SpecForge's own configs."""
     draft = draft_of(facts)
-    if draft.flag("norm_output"):
-        both = bool(draft.flag("fc_norm", "use_aux_norm"))
+    written = draft.written("norm_output")
+    if written == "eagle_config.norm_output":
+        yield warning(
+            "norm_output",
+            "eagle_config.norm_output is true, and both engines read norm_output at top level only: "
+            "the pre-norm state is fed back",
+            actual=True,
+            fix='"norm_output": true at top level of config.json, if the draft was trained so',
+        )
+    elif written:
+        both = bool(draft.reads("sglang", "fc_norm"))
         yield info(
             "norm_output",
             ("EAGLE-3.1 draft: " if both else "")

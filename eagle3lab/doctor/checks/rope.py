@@ -133,6 +133,11 @@ def rope_readers(facts: Facts) -> Iterator[Finding]:
             actual=_shown(new),
             they_see=None,
         )
+    if any(
+        settings.get("rope_theta") is not None and real(settings["rope_theta"]) is None
+        for settings in (config, parameters)
+    ):
+        return  # written and no number: `config-values` tells it
     other = next((key for key in _OTHER_NAMES if key in config), None)
     if not new.theta_found and other is not None:
         yield warning(

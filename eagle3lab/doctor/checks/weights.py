@@ -74,7 +74,17 @@ def weights_unknown(facts: Facts) -> Iterator[Finding]:
     if is_other_method(facts, inventory.headers):
         return
     unknown = inventory.unknown
-    if not unknown or not (inventory.whole or draft_of(facts).eagle3_class):
+    if not (inventory.whole or draft_of(facts).eagle3_class):
+        return
+    for engine, lost in inventory.lost.items():
+        if not lost:
+            continue
+        them = "it" if len(lost) == 1 else "them"
+        other, does = ("vLLM", "SGLang drops") if engine == "sglang" else ("SGLang", "vLLM refuses")
+        text = f"{_some(lost)}: {other} reads {them}, {does} {them} {'without a word' if other == 'vLLM' else 'aloud'}"
+        tell = warning if engine == "sglang" else info
+        yield tell("draft weights", text, actual=lost[:50], engine=engine)
+    if not unknown:
         return
     hints = rename_hints(inventory)
     told = f"; meant: {', '.join(f'{old} is {new}' for old, new in hints.items())}" if hints else ""
@@ -136,10 +146,15 @@ def weights_missing(facts: Facts) -> Iterator[Finding]:
         if facts.has("draft_headers"):
             yield error("draft weights", "the file holds no tensor", actual=0, count=0)
         return
-    if not inventory.missing or is_other_method(facts, inventory.headers):
+    if is_other_method(facts, inventory.headers) or (inventory.prefix and len(inventory.unknown) > 1):
+        return  # of a prefix `weights-prefix` tells
+    for engine, unset in inventory.unset.items():
+        if unset and inventory.whole:
+            which = "SGLang" if engine == "sglang" else "vLLM"
+            text = f"{_some(unset)} {'is' if len(unset) == 1 else 'are'} missing: {which} needs what the file has not"
+            yield warning("draft weights", text, actual=None, missing=unset[:50], engine=engine)
+    if not inventory.missing:
         return
-    if inventory.prefix and len(inventory.unknown) > 1:
-        return  # one cause: `weights-prefix` tells it
     if not inventory.whole:
         count = len(inventory.headers)
         yield could_not("missing tensors", f"the file holds {count} tensors, a piece of a drafter")
@@ -161,6 +176,49 @@ def weights_missing(facts: Facts) -> Iterator[Finding]:
         effect=effect,
         engine_logs_it=False,
     )
+
+
+_LAYERS_DEFAULT = {"llama": 32, "qwen2": 32, "qwen3": 32, "mistral": 32, "deepseek_v3": 61, "kimi_k2": 61}
+"""num_hidden_layers that transformers 5 takes for these model types when the key is missing."""
+
+
+@check(
+    code="weights-layers",
+    title="decoder layers in config.json against those in the file",
+    reads=("draft_config", "draft_headers"),
+    also=("target", "target_config", "serve_with", "launch_args"),
+    rule="engines build num_hidden_layers layers (missing: transformers' default, 32 for llama) and miss none aloud",
+    fix="write num_hidden_layers as it was trained, 1 in every public EAGLE-3 draft",
+    symptom=_SILENT,
+)
+def weights_layers(facts: Facts) -> Iterator[Finding]:
+    """A number copied from the target, or left to the default; SGLang's MLA draft takes 1 only."""
+    inventory, draft = take(facts), draft_of(facts)
+    if inventory is None or not inventory.whole or not inventory.layers or is_other_method(facts, inventory.headers):
+        return
+    settings = draft.layer if "num_hidden_layers" in draft.layer else draft.config
+    written = "num_hidden_layers" in settings
+    kind = draft.layer.get("model_type")
+    default = _LAYERS_DEFAULT.get(kind) if isinstance(kind, str) else None
+    built = draft.size("num_hidden_layers") if written else default
+    if built is None or built < 1:
+        return
+    held = sum(index < built for index in inventory.layers)
+    said = f"num_hidden_layers is {built}" if written else f"num_hidden_layers is missing, {kind} takes {built}"
+    if inventory.mla and facts.chosen and "sglang" in facts.engine_names():
+        if built != 1:
+            text = f"{said}: SGLang's MLA draft takes 1 only and stops"
+            yield error("num_hidden_layers", text, actual=built, needed=1, engine_logs_it=True)
+    elif built > held and 0 in inventory.layers:
+        yield error(
+            "num_hidden_layers",
+            f"{said} and the file holds {held} layer{'s' if held > 1 else ''}: the others keep whatever was in memory",
+            actual=built if written else None,
+            fix=f'"num_hidden_layers": {held} in config.json',
+            needed=held,
+            built=built,
+            engine_logs_it=False,
+        )
 
 
 @check(

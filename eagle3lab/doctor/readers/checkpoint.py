@@ -8,6 +8,7 @@ target becomes `target_config` and `target_embed_tokens`. Of big matrices the fa
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 from eagle3lab.core.errors import UsageError
 from eagle3lab.core.safetensors_header import Header, HeaderError, map_tensor, written_share
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_json
+from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_bytes, read_json
 from eagle3lab.doctor.readers.weightfiles import add_index, read_headers
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.tensor_names import is_map
@@ -96,9 +97,13 @@ def _open(
 def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
     try:
         parsed = read_json(path)
+        marked = read_bytes(path).startswith(BOM_UTF8)
     except ReadError as error:
         facts.broken(str(path), error.what, fix="write a valid config.json")
         return None
+    if marked:
+        fix = "save it as UTF-8 without a byte-order mark"
+        facts.broken(str(path), "begins with a byte-order mark: transformers refuses it as no valid JSON", fix=fix)
     if not isinstance(parsed.value, dict):
         facts.broken(str(path), f"holds a {type(parsed.value).__name__}, a JSON object is needed")
         return None
