@@ -219,15 +219,16 @@ class Eagle3Drafter(nn.Module):
         key = value = None
         for step in range(steps):
             normed, residual = layer.state_input(state)
+            cos, sin = self.angles(places + step)
             if step == 0:
-                key, value = read.make_key_value(torch.addmm(pair_read, normed, pair_state.T), *self.angles(places))
-                normed, residual, pair_read, places = (x[active] for x in (normed, residual, pair_read, places))
-            angles = self.angles(places + step)
-            if step > 0:
+                key, value = read.make_key_value(torch.addmm(pair_read, normed, pair_state.T), cos, sin)
+                normed, residual, pair_read = (x[active] for x in (normed, residual, pair_read))
+                places, cos, sin = (x[active] for x in (places, cos, sin))
+            else:
                 mine = torch.addmm(rows_ahead(pair_read, batch.segments, step), normed, pair_state.T)
-                later.append(read.make_key_value(mine, *angles))
+                later.append(read.make_key_value(mine, cos, sin))
             query = read.make_query(
-                torch.addmm(rows_ahead(query_read, batch.segments, step), normed, query_state.T), *angles
+                torch.addmm(rows_ahead(query_read, batch.segments, step), normed, query_state.T), cos, sin
             )
             mixed = attention(query, key, value, later, batch.segments, layer.self_attn.scale)
             state = layer.finish(residual, mixed.flatten(1))
