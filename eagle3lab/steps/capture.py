@@ -81,11 +81,12 @@ def states_manifest(
 
 
 def planned_states(
-    profile: Profile, corpus: Corpus, tokenizer: object, compute: str
+    run: Run, profile: Profile, corpus: Corpus, tokenizer: object
 ) -> tuple[StatesManifest, Path, list[list[int]]]:
     """Manifest, folder and shards of a corpus's states, captured or not: these inputs decide all three."""
     shards = plan_shards([len(sample.input_ids) for sample in corpus.samples])
     # Nothing here is random: runs that differ in their seed alone read the same states, captured once.
+    compute = compute_type(run.preset.precision, profile.model.dtype)
     manifest = states_manifest(profile, corpus, tokenizer, len(shards), seed=0, compute=compute)
     return manifest, cache_folder() / "states" / sha256_json(manifest.identity())[:16], shards
 
@@ -103,8 +104,8 @@ def capture_states(
         tokenizer = load_tokenizer(run.manifest.profile)
         corpus = corpus_for(run, tokenizer)
         lengths = [len(sample.input_ids) for sample in corpus.samples]
-        compute = compute_type(run.preset.precision, profile.model.dtype)
-        manifest, folder, shards = planned_states(profile, corpus, tokenizer, compute)
+        manifest, folder, shards = planned_states(run, profile, corpus, tokenizer)
+        compute = manifest.engine_arguments["compute"]
         run.require_inputs(target=manifest.target_weight_sha256, corpus=corpus.sha256)
         started, done = time.monotonic(), 0
 

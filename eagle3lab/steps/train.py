@@ -139,7 +139,7 @@ def train_drafter(
         target = load_target(fetched_folder(profile), dtype=compute)
         corpus = corpus_for(run, target.tokenizer)
         run.require_inputs(target=weight_hash(fetched_folder(profile)), corpus=corpus.sha256)
-        states, first_epoch = _states(run, source, profile, target, corpus, compute, note)
+        states, first_epoch = _states(run, source, profile, target, corpus, note)
         vocabulary = corpus.vocabulary(target.vocab_size, run.preset.draft_vocab_size)
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         kept = torch.from_numpy(vocabulary.kept)
@@ -171,18 +171,12 @@ def train_drafter(
 
 
 def _states(
-    run: Run,
-    source: Source,
-    profile: Profile,
-    target: Target,
-    corpus: Corpus,
-    compute: str,
-    note: Callable[[str], None],
+    run: Run, source: Source, profile: Profile, target: Target, corpus: Corpus, note: Callable[[str], None]
 ) -> tuple[States, list[list[int]] | None]:
     """Where samples come from, and the order of the first epoch where that matters (see `BatchPlan`)."""
     if source == "stored":
         return Store(states_folder(run), points=profile.model.points), None
-    manifest, folder, shards = planned_states(profile, corpus, target.tokenizer, compute)
+    manifest, folder, shards = planned_states(run, profile, corpus, target.tokenizer)
     if source == "online":
         return OnlineStates(target, corpus.samples, manifest), None
     trained = set(corpus.train)
