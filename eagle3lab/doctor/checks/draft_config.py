@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
@@ -51,8 +52,8 @@ def config_values(facts: Facts) -> Iterator[Finding]:
         )
     for place, settings in (("", draft.layer), ("rope_parameters.", mapping(draft.layer.get("rope_parameters")))):
         theta = settings.get("rope_theta")
-        number = real(theta)
-        if theta is not None and (number is None or number <= 0):
+        base = real(theta)
+        if theta is not None and (base is None or base <= 0):
             shown = repr(theta) if isinstance(theta, str) else theta
             text = f"{place}rope_theta is {str(shown)[:40]}, a number above 0 is needed"
             yield error("rope_theta", text, actual=theta, fix="write rope_theta as a number, as the draft was trained")
@@ -171,7 +172,7 @@ def tied_head(facts: Facts) -> Iterator[Finding]:
     vocab, reduced = draft.vocab or (target.vocab if target else None), draft.draft_vocab
     headers = facts.mapping("draft_headers")
     head = next((name for name in headers if name.endswith("lm_head.weight")), None)
-    told = {"tie_word_embeddings": True, "draft_vocab_size": reduced, "vocab_size": vocab}
+    told: dict[str, Any] = {"tie_word_embeddings": True, "draft_vocab_size": reduced, "vocab_size": vocab}
     if reduced and vocab and reduced < vocab:
         tell = error if facts.chosen or (headers and head is None) else warning
         dropped = f"{head} is dropped without a word, " if head else ""
