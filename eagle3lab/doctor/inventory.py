@@ -96,12 +96,12 @@ def take(facts: Facts) -> Inventory | None:
     draft, target = draft_of(facts), target_of(facts)
     mla = is_mla(headers, draft)
     # vLLM puts `model.` before every name itself: one that has it already is refused
-    refused = {name.split("-")[0] for name in facts.engine_names()} == {"vllm"}
-    canonical = names.canonical_names(headers, model_prefix=not mla and not refused)
+    engines = {name.split("-")[0] for name in facts.engine_names()}
+    canonical = names.canonical_names(headers, model_prefix=not mla and engines != {"vllm"})
     layers = {index for name in canonical.values() if (index := names.layer_index(name)) is not None}
     needs: dict[str, dict[str, tuple[int | None, ...]]] = {}
     knows: dict[str, set[str]] = {}
-    for engine in sorted({name.split("-")[0] for name in facts.engine_names()}):
+    for engine in sorted(engines):
         needs[engine], knows[engine] = _of_engine(draft, target, mla, engine, layers)
     needed_by_all = set.intersection(*map(set, needs.values()))
     required = {name: shape for one in needs.values() for name, shape in one.items() if name in needed_by_all}
