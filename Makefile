@@ -1,7 +1,7 @@
 # make run     install into .venv, fetch the embedded target, run the lab end to end
 # make test    install, unit tests, every notebook at the quick preset
 #
-# Variables: PYTHON, VENV, TORCH_INDEX (see README), PROFILE, PRESET, RUN_ARGS, PYTEST_ARGS.
+# Variables: PYTHON, VENV, TORCH_INDEX (see README), PROFILE, PRESET, RUN_ARGS, PYTEST_ARGS, WORKERS (test processes).
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,9 +13,13 @@ PROFILE ?= smollm2
 PRESET ?= default
 RUN_ARGS ?=
 PYTEST_ARGS ?=
+WORKERS ?= 2
 export VENV
 BIN := $(VENV)/bin
 NOTEBOOK_TIMEOUT ?= 600
+
+# File by file in WORKERS processes of one thread: tests wait and interpret more than they multiply. 2 cores: 12 min, not 27.
+UNIT = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests tests/notebooks -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # $(call extra,MODULE,EXTRA): what only one target needs is installed when that target is asked for.
 extra = $(BIN)/python -c 'import $(1)' 2>/dev/null || $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints/lab.txt -e '.[$(2)]'
@@ -41,7 +45,7 @@ test-needs: install fetch
 	@$(call extra,submitit,cluster)
 
 test-unit: test-needs
-	@$(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
+	@$(UNIT)
 
 # The batch rule of the notebooks: build what is missing, never take the latest run.
 test-notebooks: install fetch
@@ -57,7 +61,7 @@ test-engines: install
 
 # Everything at full count; the marker `slow` stands for what `make test` leaves out.
 test-all: test-needs
-	@EAGLE3LAB_FULL=1 $(BIN)/python -m pytest tests tests/notebooks $(PYTEST_ARGS)
+	@EAGLE3LAB_FULL=1 $(UNIT)
 	@$(MAKE) --no-print-directory test-notebooks
 	@$(MAKE) --no-print-directory test-engines
 

@@ -70,3 +70,23 @@ def test_a_broken_file_is_an_error(folder: Path, name: str, text: str, why: str)
 def test_a_report_without_counts_is_told(folder: Path) -> None:
     (folder / "metrics.json").write_text(json.dumps({"sets": {"own": {"accept_length": 1.9}}}))
     assert any("neither `counts` nor `sets`" in message for message in told(folder)[1])
+
+
+WHOLE = {"step": 400, "weights": True, "optimizer": True, "scheduler": {"last_step": 400}, "rng": True, "sampler": True}
+
+
+@pytest.mark.parametrize(
+    ("run", "severity", "words"),
+    [
+        (WHOLE, "info", "step 400 can be resumed exactly"),
+        (WHOLE | {"optimizer": None}, "error", "cannot be resumed exactly: optimizer missing"),
+        (WHOLE | {"scheduler": {"last_step": 0}}, "error", "the scheduler stands at step 0, the run at 400"),
+    ],
+)
+def test_the_newest_checkpoint_of_an_unfinished_training(folder: Path, run: dict, severity: str, words: str) -> None:
+    for step, held in ((200, WHOLE | {"step": 200, "scheduler": {"last_step": 200}}), (400, run)):
+        checkpoint = folder / "drafter" / "checkpoints" / f"step-{step:06d}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text(json.dumps({"run": held}))
+    [said] = [message for message, kind in told(folder)[1].items() if kind == severity and "resumed exactly" in message]
+    assert words in said

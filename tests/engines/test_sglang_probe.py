@@ -79,7 +79,7 @@ def look(algorithm: str, target: Path, draft: Path, place: Path, environment: Ma
     log = place / "server.log"
     line = command(arguments, python=str(environment_python("sglang")))
     with EngineServer(line, port=port, log=log, env={**environment, "HOME": str(place)}) as server:
-        print(f"SGLang {algorithm} ready after {server.wait_ready(timeout=300):.0f} s")
+        print(f"SGLang {algorithm} ready after {server.wait_ready(timeout=600):.0f} s")
         text = request_json(f"{server.url}/generate", PROMPT, timeout=SECONDS)["text"]
         with pytest.MonkeyPatch.context() as patch:
             # A drafter in Triton's interpreter makes a token a second where a GPU makes a hundred.
@@ -199,7 +199,7 @@ def test_serve_probe(target_folder, drafter_folder, environment, tmp_path, monke
         extra=CPU,
     )
     lines: list[str] = []
-    assert serve(launch, probe=True, log=tmp_path / "log", ready_seconds=300, note=lines.append) == 0
+    assert serve(launch, probe=True, log=tmp_path / "log", ready_seconds=600, note=lines.append) == 0
     told = [line for line in lines if "fc" in line]
     assert told[0].startswith(f"info: fc input {WIDTH} = 3 x 576"), json.dumps(lines)
     assert told[1] == "info: weights: fc, lm_head, d2t equal the file (rank 0)"

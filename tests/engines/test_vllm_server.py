@@ -56,7 +56,7 @@ def visited(target_folder: Path, drafter_folder: Path, tmp_path_factory: pytest.
     log = place / "server.log"
     line = [str(python), "-m", "vllm.entrypoints.openai.api_server", *words]
     with EngineServer(line, port=port, log=log, env=environment) as server:
-        print(f"vLLM ready after {server.wait_ready(timeout=300):.0f} s")
+        print(f"vLLM ready after {server.wait_ready(timeout=600):.0f} s")
         asked = visit(Inputs(server=server.url, draft=str(drafter_folder), target=str(target_folder)))
         first = visit(Inputs(server=server.url))  # a second prompt: the difference of two counters, not their sum
         served = place / "served.json"

@@ -26,7 +26,8 @@ FC_ROWS = 512
 
 
 def read(value: str, facts: Facts) -> None:
-    """Add `status`, `acceptance`, `curve`, `held_out`, `fc_trajectory`, the executed notebooks and the drafter."""
+    """Add `status`, `acceptance`, `curve`, `held_out`, `fc_trajectory`, the executed notebooks, the drafter, and as `run`
+    what the newest checkpoint of an unfinished training holds."""
     folder = existing(value, "--run")
     if not folder.is_dir():
         raise UsageError(f"--run {folder} is no folder", rule="a run directory", fix="eagle3lab runs list")
@@ -52,6 +53,7 @@ def read(value: str, facts: Facts) -> None:
     drafter = folder / "drafter"
     if drafter.is_dir() and inside(drafter, folder.resolve()):
         _trajectory(drafter / "fc_snapshots", facts)
+        _newest_checkpoint(drafter / "checkpoints", folder, facts)
         if not facts.has("draft_headers") and (drafter / "config.json").is_file():
             read_draft(str(drafter), facts)
     notebooks = folder / "notebooks"
@@ -94,6 +96,18 @@ def _json(path: Path, root: Path, facts: Facts) -> dict[str, Any] | None:
         facts.broken(str(path), f"holds a JSON {type(parsed.value).__name__}, not an object")
         return None
     return parsed.value
+
+
+def _newest_checkpoint(folder: Path, root: Path, facts: Facts) -> None:
+    if not folder.is_dir() or not inside(folder, root.resolve()):
+        return
+    try:
+        steps = [path for path in list_folder(folder)[0] if path.name.startswith("step-")]
+    except ReadError as error:
+        facts.could_not("the checkpoints", error.what)
+        return
+    if steps and (state := _json(max(steps) / "state.json", root, facts)) is not None:
+        facts.put("run", mapping(state.get("run")), str(max(steps) / "state.json"))
 
 
 def _trajectory(folder: Path, facts: Facts) -> None:
