@@ -26,8 +26,8 @@ FC_ROWS = 512
 
 
 def read(value: str, facts: Facts) -> None:
-    """Add `status`, `acceptance`, `curve`, `held_out`, `fc_trajectory`, the executed notebooks, the drafter, and as `run`
-    what the newest checkpoint of an unfinished training holds."""
+    """Add `status`, `acceptance`, `curve`, `held_out`, `fc_trajectory`, the executed notebooks, the drafter, and what
+    the newest checkpoint of an unfinished training holds (`run`)."""
     folder = existing(value, "--run")
     if not folder.is_dir():
         raise UsageError(f"--run {folder} is no folder", rule="a run directory", fix="eagle3lab runs list")
