@@ -7,6 +7,7 @@ A joint list cannot rise. A list without a name has two readings, and neither ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -16,9 +17,45 @@ from typing import Any
 RESULT_KEYS = frozenset(
     {"accept_length", "accept_length_interval", "accepted_per_step", "accept_rate", "joint", "conditional", "counts"}
     | {"per_prompt", "histogram", "verify_steps", "accepted", "proposed", "generated_tokens", "tokens_per_second"}
-    | {"speedup", "throughput", "latency", "timing", "name", "label", "drafter", "draft", "note", "source"}
+    | {
+        "per_depth",
+        "per_position",
+        "drafts",
+        "drafted",
+        "correct_drafts",
+        "completion_tokens",
+        "acceptance",
+        "alpha",
+        "al",
+    }
+    | {"timing", "name", "label", "drafter", "draft", "note", "source"}
 )
-"""Keys of a published number that are results or names; every other key is a setting."""
+"""Keys of a published number that are results or names; `is_result` knows more by their words."""
+
+_MEASURED = frozenset(
+    {
+        "speed",
+        "speedup",
+        "throughput",
+        "latency",
+        "tau",
+        "τ",
+        "mat",
+        "tps",
+        "ttft",
+        "tpot",
+        "itl",
+        "elapsed",
+        "duration",
+    }
+    | {"walltime", "toks", "qps", "rps"}
+)
+_ACCEPTANCE = frozenset({"accept", "accepts", "accepted", "acceptance", "acc"})
+_OF_ACCEPTANCE = frozenset({"len", "length", "lengths", "rate", "rates", "ratio", "tokens", "mean", "avg", "interval"})
+_TOKENS = frozenset({"tok", "toks", "token", "tokens"})
+_SECONDS = frozenset({"s", "sec", "second", "seconds"})
+_ASKED = frozenset({"simulate", "synthetic", "threshold", "max", "min", "limit"})
+"""Words of a setting that is named after a result: SGLANG_SIMULATE_ACC_LEN, synthetic_acceptance_rate."""
 
 
 def length_from_joint(joint: Sequence[float]) -> float:
@@ -73,8 +110,22 @@ def tree_rates(*, verify_steps: int, accepted: int, steps: int, draft_tokens: in
     return TreeRates(depth, nodes, accepted / depth if depth else None, accepted / nodes if nodes else None)
 
 
+def is_result(key: str) -> bool:
+    """Whether a key of a published number is a result or a name, in the spellings in use; every other is a setting."""
+    written = re.sub(r"([a-z])([A-Z])", r"\1_\2", key).lower()
+    words = [word for word in re.split(r"[\W_]+", written) if word]
+    if "_".join(words) in RESULT_KEYS:
+        return True
+    have = set(words)
+    if have & _ASKED:
+        return False
+    speed = bool(have & _TOKENS) and bool(have & _SECONDS)
+    up = {"speed", "up"} <= have or {"wall", "time"} <= have
+    return speed or up or bool(have & _MEASURED) or bool(have & _ACCEPTANCE and have & _OF_ACCEPTANCE)
+
+
 def differing_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Settings whose values differ, or that only one side names; results and names are left out."""
-    settings = [key for key in {**a, **b} if key not in RESULT_KEYS]
+    settings = [key for key in {**a, **b} if not is_result(str(key))]
     missing = object()
     return [key for key in settings if a.get(key, missing) != b.get(key, missing)]

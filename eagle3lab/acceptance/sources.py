@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,6 +23,9 @@ from eagle3lab.core.errors import AcceptanceError
 SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
 GAUGE_INTERVAL = 40
 """Forward passes between two decode log lines of SGLang (`--decode-log-interval`): how far a gauge lags."""
+
+ENOUGH_DRAFTED = 32
+"""Drafted tokens of which none was accepted, below which lines that do not tell their steps prove little."""
 
 LONGEST_CHAIN = 1024
 """Draft steps beyond which a number is no number of steps."""
@@ -107,6 +110,31 @@ def from_sglang_meta_info(
             rule=f"at most draft tokens - 1 = {draft_tokens - 1} in each",
         )
     return counts
+
+
+def least_from_sglang_meta_info(
+    meta: Mapping[str, Any], *, steps: int | None = None, draft_tokens: int | None = None, prompt: str = ""
+) -> AcceptanceCounts | None:
+    """Counts of an answer that tells verify steps and no accepted drafts, the least that they can be; None without.
+
+    A step yields its accepted drafts and the bonus, and the first token comes from prefill, so accepted =
+    completion - 1 - verify steps; more when the last step was cut at the end of the answer. For the arguments and what
+    it raises see `from_sglang_meta_info`, which is for measuring: this is for judging.
+    """
+    verify, tokens = _first(meta, _SGLANG_NAMES["verify_steps"]), meta.get("completion_tokens")
+    histogram = _first(meta, _SGLANG_NAMES["histogram"])
+    if type(verify) is not int or _first(meta, _SGLANG_NAMES["accepted"]) is not None:
+        return None
+    if isinstance(histogram, (list, tuple)) and all(type(count) is int for count in histogram):
+        accepted = sum(j * count for j, count in enumerate(histogram))
+    elif type(tokens) is int:
+        accepted = max(tokens - 1 - verify, 0)
+    elif _is_number(meta.get("spec_accept_rate")) and meta["spec_accept_rate"] == 0:
+        accepted = 0
+    else:
+        return None
+    known = {**meta, _SGLANG_NAMES["accepted"][0]: accepted}
+    return from_sglang_meta_info(known, steps=steps, draft_tokens=draft_tokens, prompt=prompt)
 
 
 def prefill_floor(completion_tokens: int) -> float | None:
@@ -206,31 +234,73 @@ def from_sglang_log(text: str) -> Gauge | None:
 def from_vllm_log(text: str) -> AcceptanceCounts | None:
     """Counts from vLLM's `SpecDecoding metrics` lines; each covers one interval, so they add up. None without one.
 
-    Drafts are not printed: they follow from the mean length and the accepted tokens, and from drafted / positions when
-    nothing was accepted.
+    Drafts are not printed: they follow from drafted / positions, or from the mean length and the accepted tokens where
+    some drafts were shorter. Lines that tell neither are left to `gauges_from_vllm_log`.
 
     Raises:
         AcceptanceError: the numbers of a line contradict each other.
     """
     found = []
+    for one in _vllm_lines(text):
+        if one.drafted and one.steps:
+            found.append(AcceptanceCounts(verify_steps=one.steps, accepted=one.accepted, proposed=one.drafted))
+            _joint(one.rates, one.mean, one.number)
+    return _without_prompts(total(found)) if found else None
+
+
+def gauges_from_vllm_log(text: str) -> list[Gauge]:
+    """Readings of vLLM's lines from which no counts follow: the printed mean, or 1.00 where no draft was accepted.
+
+    Lines without a mean tell that only together: when none of the log accepted a draft, of enough that were drafted.
+    """
+    lines = list(_vllm_lines(text))
+    none = not any(one.accepted for one in lines) and sum(one.drafted for one in lines) >= ENOUGH_DRAFTED
+    found = []
+    for one in lines:
+        if one.steps or (one.counted and not one.accepted and not (none and one.drafted)):
+            continue
+        rate = one.accepted / one.drafted if one.drafted else None
+        length = 1.0 if one.counted and not one.accepted else one.mean
+        if length is not None:
+            if length == 1 and rate:
+                length += rate  # the print is rounded; a step drafts at least one token, so this is the least
+            found.append(Gauge(accept_length=length, accept_rate=rate, line=one.number))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _VllmLine:
+    """One line as printed. counted: it has token counts; mean: None when absent or nan."""
+
+    number: int
+    mean: float | None
+    counted: bool
+    accepted: int
+    drafted: int
+    rates: tuple[float, ...]
+
+    @property
+    def steps(self) -> int | None:
+        """Verify steps behind the line, None when they do not follow from it."""
+        positions = len(self.rates)
+        if not self.drafted:
+            return None
+        if positions and self.drafted % positions == 0:
+            return self.drafted // positions
+        if self.accepted and self.mean is not None and self.mean > 1:
+            return round(self.accepted / (self.mean - 1))
+        return math.ceil(self.drafted / positions) if positions else None  # the least: some drafts were shorter
+
+
+def _vllm_lines(text: str) -> Iterator[_VllmLine]:
     for number, line in enumerate(without_escapes(text).splitlines(), 1):
         length, counts = _VLLM_LINE.search(line), _VLLM_COUNTS.search(line)
-        if not length or not counts:
-            continue
-        accepted, drafted = int(counts[1]), int(counts[2])
-        printed = _VLLM_PER_POSITION.search(line)
-        rates = [float(rate) for rate in printed[1].split(",")] if printed else []
-        positions, mean = len(rates), _finite(length[1])
-        if positions and drafted % positions == 0:
-            steps = drafted // positions
-        elif accepted and mean is not None and mean > 1:
-            steps = round(accepted / (mean - 1))
-        else:
-            continue
-        if steps:
-            found.append(AcceptanceCounts(verify_steps=steps, accepted=accepted, proposed=drafted))
-            _joint(rates, mean, number)
-    return _without_prompts(total(found)) if found else None
+        if length or counts:
+            printed = _VLLM_PER_POSITION.search(line)
+            accepted, drafted = (int(counts[1]), int(counts[2])) if counts else (0, 0)
+            rates = tuple(float(rate) for rate in printed[1].split(",")) if printed else ()
+            mean = _finite(length[1]) if length else None
+            yield _VllmLine(number, mean, counts is not None, accepted, drafted, rates)
 
 
 def _joint(rates: Sequence[float], mean: float | None, line: int) -> None:

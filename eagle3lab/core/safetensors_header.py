@@ -30,6 +30,8 @@ DTYPE_BYTES = {
     "F8_E4M3": 1,
     "F8_E5M2": 1,
     "F8_E8M0": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2FNUZ": 1,
     "U16": 2,
     "I16": 2,
     "F16": 2,
@@ -42,6 +44,8 @@ DTYPE_BYTES = {
     "F64": 8,
     "C64": 8,
 }
+DTYPE_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, **{name: 8 * size for name, size in DTYPE_BYTES.items()}}
+"""Every dtype of the format's reference reader (0.8.0), also those whose numbers share bytes."""
 STORED_AS = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 """Types of weights and states: name in configs and manifests -> name in headers."""
 _NUMPY = {
@@ -91,9 +95,14 @@ class TensorEntry:
 
     @property
     def needed_bytes(self) -> int | None:
-        """Bytes that dtype and shape need; None for a dtype this reader does not know."""
-        size = DTYPE_BYTES.get(self.dtype)
-        return None if size is None else size * self.count
+        """Bytes that dtype and shape need, a begun one counted; None for a dtype this reader does not know."""
+        bits = DTYPE_BITS.get(self.dtype)
+        return None if bits is None else -(-bits * self.count // 8)
+
+    @property
+    def spare_bits(self) -> int:
+        """Bits of the last byte that are filled, when it is not filled up: readers refuse such a tensor."""
+        return DTYPE_BITS.get(self.dtype, 0) * self.count % 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +261,9 @@ def layout_faults(header: Header) -> list[LayoutFault]:
             faults.append(LayoutFault("dtype", entry.name, f"tensor {entry.name}: unknown dtype {entry.dtype}"))
         elif needed != spanned:
             text = f"tensor {entry.name}: shape {list(entry.shape)} {entry.dtype} needs {needed} bytes, has {spanned}"
+            faults.append(LayoutFault("shape-bytes", entry.name, text, needed, spanned))
+        elif entry.spare_bits:
+            text = f"tensor {entry.name}: shape {list(entry.shape)} {entry.dtype} does not end with a whole byte"
             faults.append(LayoutFault("shape-bytes", entry.name, text, needed, spanned))
         if entry.begin != cursor:
             kind = "overlap" if entry.begin < cursor else "hole"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,14 @@ class Inventory:
     Fields:
         headers: as in the file. canonical: file name -> canonical name (`midlayer.` for the layer).
         required: canonical name -> shape, None for unknown sizes. mla: the file is of the MLA draft.
-        unknown: file names that no loader knows, adapters and maps left out. adapters: low-rank adapter names.
+        unknown: file names that no loader knows and that no prefix explains, adapters and maps left out.
+        adapters: low-rank adapter names.
         survivors: d2t and t2d under a prefix, which SGLang still finds.
-        missing: canonical names that must be there and are not. fused: fused tensors that stand for several.
-        prefix: the prefix that hides most unknown names, "" when there is none.
+        missing: canonical names that must be there and are not, behind the prefix neither.
+        fused: fused tensors that stand for several.
+        prefix: the prefix that hides most unknown names, "" when there is none. behind: file names that it hides.
+        hidden: canonical names that must be there and stand behind the prefix.
+        quantised: the config declares a quantisation, so that scales and packed weights are read.
         whole: the file is a drafter, not a piece of one, so that missing names mean something.
         layer_alias: number of tensors named layers.0.* instead of midlayer.*.
         lost: engine -> names in the file that it does not read and another judged engine does.
@@ -44,6 +49,9 @@ class Inventory:
     missing: list[str]
     fused: list[str]
     prefix: str
+    behind: list[str]
+    hidden: list[str]
+    quantised: bool
     whole: bool
     layer_alias: int
     lost: dict[str, list[str]]
@@ -51,15 +59,29 @@ class Inventory:
     layers: set[int]
 
     def shape(self, canonical: str) -> list[int] | None:
-        """Shape of the tensor with this canonical name."""
+        """Shape of the tensor with this canonical name; None when it is absent, or packed and says nothing."""
         for name, known in self.canonical.items():
             if known == canonical:
-                return names.shape_of(self.headers, name)
+                return None if names.is_packed(self.headers, name) else names.shape_of(self.headers, name)
         return None
 
     def file_name(self, canonical: str) -> str:
         """Its name in the file (the canonical one when it is not there)."""
         return next((name for name, known in self.canonical.items() if known == canonical), canonical)
+
+    def all_quiet(self, file_names: list[str]) -> bool:
+        """Whether vLLM drops all of these without a word, where it refuses what it does not know.
+
+        It ignores a bias that a module it has was built without, and the map under its own inner name, unless d2t
+        is there too.
+        """
+        tensors = set(self.canonical.values())
+        mapped = any("d2t" in name for name in self.headers)
+        return all(
+            (name.endswith(".bias") and self.canonical[name].removesuffix("bias") + "weight" in tensors)
+            or (names.is_unread_map(name) and not mapped)
+            for name in file_names
+        )
 
 
 def is_mla(headers: dict[str, Any], draft: Draft) -> bool:
@@ -88,6 +110,12 @@ def is_other_method(facts: Facts, headers: dict[str, Any]) -> bool:
     return algorithm is not None and algorithm.upper() in NOT_EAGLE
 
 
+def is_quantised(draft: Draft) -> bool:
+    """Whether the config declares a quantisation (the reader puts hf_quant_config.json where engines put it)."""
+    keys = ("quantization_config", "compression_config")
+    return any(place.get(key) for place in (draft.config, draft.layer) for key in keys)
+
+
 def take(facts: Facts) -> Inventory | None:
     """The inventory of `draft_headers`; None when no headers were given."""
     headers = facts.mapping("draft_headers")
@@ -97,7 +125,9 @@ def take(facts: Facts) -> Inventory | None:
     mla = is_mla(headers, draft)
     # vLLM puts `model.` before every name itself: one that has it already is refused
     engines = {name.split("-")[0] for name in facts.engine_names()}
-    canonical = names.canonical_names(headers, model_prefix=not mla and engines != {"vllm"})
+    quantised = is_quantised(draft)
+    spelling = {"model_prefix": not mla and engines != {"vllm"}, "quantised": quantised}
+    canonical = names.canonical_names(headers, **spelling)
     layers = {index for name in canonical.values() if (index := names.layer_index(name)) is not None}
     needs: dict[str, dict[str, tuple[int | None, ...]]] = {}
     knows: dict[str, set[str]] = {}
@@ -106,25 +136,34 @@ def take(facts: Facts) -> Inventory | None:
     needed_by_all = set.intersection(*map(set, needs.values()))
     required = {name: shape for one in needs.values() for name, shape in one.items() if name in needed_by_all}
     known = set().union(*knows.values())
-    unknown, adapters, survivors = _sort(headers, canonical, known, draft)
-    present = {canonical[name] for name in headers} - {canonical[name] for name in unknown}
+    unread, adapters, survivors = _sort(headers, canonical, known, draft)
+    present = {canonical[name] for name in headers} - {canonical[name] for name in unread}
     fused, covered = _fused(present)
     have = present | covered
+    prefix = _prefix(unread, lambda rest: names.canonical_names([rest], **spelling)[rest] in known)
+    behind = [name for name in unread if prefix and name.startswith(prefix)]
+    stripped = names.canonical_names([name.removeprefix(prefix) for name in behind], **spelling)
+    explained = {name for name in behind if stripped[name.removeprefix(prefix)] in known}
+    found = {stripped[name.removeprefix(prefix)] for name in explained}
+    found |= _fused(found)[1]
     return Inventory(
         headers=headers,
         canonical=canonical,
         required=required,
         mla=mla,
-        unknown=unknown,
+        unknown=[name for name in unread if name not in explained],
         adapters=adapters,
         survivors=survivors,
-        missing=[name for name in required if name not in have],
+        missing=[name for name in required if name not in have | found],
         fused=fused,
-        prefix=_prefix(unknown, known),
+        prefix=prefix,
+        behind=behind,
+        hidden=[name for name in required if name in found - have],
+        quantised=quantised,
         whole=_is_whole(list(headers)),
         layer_alias=sum(name.removeprefix("model.").startswith("layers.0.") for name in headers),
         lost={engine: sorted(n for n in headers if canonical[n] in known - knows[engine]) for engine in knows},
-        unset={engine: [n for n in needs[engine] if n not in needed_by_all | have] for engine in needs},
+        unset={engine: [n for n in needs[engine] if n not in needed_by_all | have | found] for engine in needs},
         layers=layers,
     )
 
@@ -134,6 +173,8 @@ def _of_engine(
 ) -> tuple[dict[str, tuple[int | None, ...]], set[str]]:
     """(what the engine's class needs, all names that its loader knows), for the layers that are in the file."""
     first = _required(draft, target, mla, engine) | names.bias_shapes(draft, engine, mla=mla)
+    if draft.eagle3_class:
+        first |= names.head_norms(draft, engine, mla=mla)
     optional = names.optional_names(draft, engine, mla=mla)
     required, known = dict(first), set(first) | optional
     count = 1 if mla and engine == "sglang" else (draft.size("num_hidden_layers") or 1)
@@ -145,22 +186,15 @@ def _of_engine(
 
 def _fused(present: set[str]) -> tuple[list[str], set[str]]:
     """(fused tensors in the file, the tensors that they stand for), in every layer."""
-    fused: list[str] = []
-    covered: set[str] = set()
-    for name in sorted(present):
-        inner, ending = names.layer_name(name) or "", name.rpartition(".")[2]
-        parts = names.FUSED.get(f"{inner.rpartition('.')[0]}.weight", ())
-        if parts and ending in ("weight", "bias"):
-            fused.append(name)
-            covered |= {name.removesuffix(inner) + part.removesuffix("weight") + ending for part in parts}
-    return fused, covered
+    fused = [name for name in sorted(present) if names.fused_parts(name)]
+    return fused, {part for name in fused for part in names.fused_parts(name)}
 
 
 def _required(draft: Draft, target: Target | None, mla: bool, engine: str) -> dict[str, tuple[int | None, ...]]:
     required = names.expected_shapes(draft, target, mla=mla)
     borrows_head = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
-    full = draft.draft_vocab in (None, draft.vocab)
-    tied = draft.config.get("tie_word_embeddings") is True and (full or engine == "sglang")  # `config-tied-head`
+    tied = draft.config.get("tie_word_embeddings") is True  # `config-tied-head`
+    tied = tied and (_full(draft) or engine == "sglang")
     if borrows_head or tied:
         del required["lm_head.weight"]
     if mla and draft.size("q_lora_rank") is None and draft.config:
@@ -170,40 +204,49 @@ def _required(draft: Draft, target: Target | None, mla: bool, engine: str) -> di
     return required
 
 
+def _full(draft: Draft) -> bool:
+    """Whether the draft predicts the whole vocabulary, so that it needs no map."""
+    return draft.draft_vocab in (None, draft.vocab)
+
+
 def _sort(
     headers: dict[str, Any], canonical: dict[str, str], known: set[str], draft: Draft
 ) -> tuple[list[str], list[str], list[str]]:
     unknown: list[str] = []
     adapters: list[str] = []
     survivors: list[str] = []
-    quantised = "quantization_config" in draft.config or "quantization_config" in draft.layer
+    quantised, full = is_quantised(draft), _full(draft)
     for name in headers:
         if names.is_adapter(name):
             adapters.append(name)
         elif canonical[name] in known or names.is_buffer(name) or (quantised and names.is_scale(name)):
             continue
-        elif names.is_map(name):
+        elif full and names.is_unread_map(name):
+            continue  # without a reduced vocabulary nobody needs it
+        elif names.is_map(name) and not names.is_unread_map(name):
             survivors += [name] if "." in name else []
         else:
             unknown.append(name)
     return unknown, adapters, survivors
 
 
-def _prefix(unknown: list[str], known: set[str]) -> str:
-    """The prefix whose removal makes most unknown names known: at least half of them, and more than one."""
+def _prefix(unread: list[str], is_known: Callable[[str], bool]) -> str:
+    """The prefix whose removal makes most unread names known: at least half of them, and more than one.
+
+    A prefix over the layer alone, with other names unknown beside it, is no wrapper's: all were renamed.
+    """
     votes: Counter[str] = Counter()
-    for name in unknown:
-        parts = name.split(".")
-        for cut in range(1, len(parts)):
-            rest = ".".join(parts[cut:])
-            rest = "midlayer." + rest.removeprefix("layers.0.") if rest.startswith("layers.0.") else rest
-            if rest in known:
-                votes[".".join(parts[:cut]) + "."] += 1
-                break
+    for name in unread:
+        cuts = [cut + 1 for cut, letter in enumerate(name) if letter == "."]
+        votes.update(name[:cut] for cut in cuts if is_known(name[cut:]))
     if not votes:
         return ""
-    best, count = votes.most_common(1)[0]
-    return best if count > 1 and count * 2 >= len(unknown) else ""
+    best = max(votes, key=lambda prefix: (votes[prefix], len(prefix)))
+    behind = [name.removeprefix(best) for name in unread if name.startswith(best)]
+    layer_only = all(names.layer_name(names.strip_prefix(name)) is not None for name in behind)
+    if votes[best] < 2 or votes[best] * 2 < len(unread) or (layer_only and len(behind) < len(unread)):
+        return ""
+    return best
 
 
 def _is_whole(file_names: list[str]) -> bool:
@@ -229,8 +272,13 @@ def rename_hints(inventory: Inventory) -> dict[str, str]:
         free.discard(missing)
         hints[(name.removesuffix(tail), missing.removesuffix(tail))] += 1
     for name in left:
-        shape = names.shape_of(inventory.headers, name)
-        same = [m for m in sorted(free) if shape and list(inventory.required[m]) == shape]
+        if names.is_unread_map(name):
+            if not any("d2t" in other for other in inventory.headers):
+                hints[(name, name.removesuffix(names.UNREAD_MAP) + "d2t")] += 1
+            continue
+        # a shape alone tells a weight; vectors beside one (a bias) are as long as many others
+        shape = names.shape_of(inventory.headers, name) if name.endswith(".weight") else None
+        same = [m for m in sorted(free) if shape and m.endswith(".weight") and list(inventory.required[m]) == shape]
         if len(same) == 1:
             free.discard(same[0])
             hints[(name.removesuffix("weight"), same[0].removesuffix("weight"))] += 1

@@ -18,6 +18,13 @@ WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 SOURCE_LIMIT = 1_000_000
 _MAGIC = re.compile(r"^\s*[%!?]")
+_SHELL_BLOCK = re.compile(r"\s*(?:if|for|while|until|case|select|function|exit|return)\b|.*(?:<<|[({])")
+_SHELL_SLEEP = re.compile(r"\s*sleep((?:\s+\d+(?:\.\d*)?[smhd]?)+)\s*(?:#.*)?$")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LINE_MAGIC = re.compile(r"^(\s*)([%!?])(.*)$", re.MULTILINE)
+_CELL_MAGIC = re.compile(r"\s*%%(\S*)")
+_STILL_PYTHON = {"time", "timeit", "capture", "prun"}
+"""Cell magics that run what is under them as Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,11 @@ class Cell:
     def empty(self) -> bool:
         """Whether nothing stands in it; a runner skips such a cell."""
         return not self.source.strip()
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a runner passes it by: tagged skip-execution."""
+        return "skip-execution" in self.tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,11 @@ class Notebook:
     def timeout(self) -> float | None:
         """`execution.timeout` in seconds, None when absent."""
         return real(self.execution.get("timeout"))
+
+    @property
+    def sets_timeout(self) -> bool:
+        """Whether `execution.timeout` is a number or null; null is no limit."""
+        return "timeout" in self.execution and (self.timeout is not None or self.execution["timeout"] is None)
 
     @property
     def executed(self) -> bool:
@@ -129,12 +146,27 @@ def _cell(cell: Mapping[str, Any], code: bool, number: int) -> Cell:
 
 
 def parse(source: str) -> ast.Module | None:
-    """Syntax tree of a cell, magics left out; None when it is no Python."""
-    text = "\n".join("" if _MAGIC.match(line) else line for line in source.splitlines())
-    try:
-        return ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+    """Syntax tree of a cell, line magics as the `get_ipython()` calls that they are; None when it is no Python."""
+    cell_magic = _CELL_MAGIC.match(source)
+    if cell_magic:
+        if cell_magic[1] not in _STILL_PYTHON:
+            return None
+        source = source[cell_magic.end() :].partition("\n")[2]
+    # as it stands first: a line of an expression may begin with %
+    for text in (source, _LINE_MAGIC.sub(_call, source)):
+        try:
+            return ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue
+    return None
+
+
+def _call(line: re.Match[str]) -> str:
+    indent, sign, text = line.groups()
+    if sign == "!":
+        return f"{indent}get_ipython().system({text!r})"
+    name, _, rest = text.partition(" ")
+    return f"{indent}get_ipython().run_line_magic({name!r}, {rest!r})" if sign == "%" else f"{indent}pass"
 
 
 def parameters_of(cell: Cell) -> list[Parameter]:
@@ -200,7 +232,7 @@ def set_again(notebook: Notebook, name: str) -> tuple[Cell, str, ast.expr] | Non
             if name in names and value is not None:
                 line = "".join(lines[statement.lineno - 1 : statement.lineno]).strip()
                 return None if name in _names(value) else (cell, line, value)
-            if name in words and not _shows(statement):
+            if name in words and not shows(statement):
                 return None
     return None
 
@@ -216,7 +248,7 @@ def _assigned(statement: ast.stmt) -> tuple[list[str], ast.expr | None]:
     return [], None
 
 
-def _shows(statement: ast.stmt) -> bool:
+def shows(statement: ast.stmt) -> bool:
     """Whether a statement only prints or displays."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
@@ -224,27 +256,33 @@ def _shows(statement: ast.stmt) -> bool:
     return isinstance(value, ast.Name)
 
 
-def slept(cell: Cell) -> float | None:
-    """Seconds that a cell certainly takes: literal sleeps, also in `for ... in range(n)`; None when there is none."""
-    tree = parse(cell.source)
-    return _slept(tree.body, 1) or None if tree else None
-
-
-def _slept(body: list[ast.stmt], times: int, depth: int = 0) -> float:
+def shell_seconds(text: str) -> float:
+    """Seconds of the plain `sleep` commands of a shell text; behind a block or another command's && nothing is sure."""
     total = 0.0
-    for statement in body:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if isinstance(call, ast.Call) and call.args and ast.unparse(call.func) in ("sleep", "time.sleep"):
-            seconds = call.args[0].value if isinstance(call.args[0], ast.Constant) else None
-            total += times * (real(seconds) or 0.0)
-        elif isinstance(statement, ast.For) and depth < 4 and (rounds := _rounds(statement.iter)):
-            total += _slept(statement.body, times * rounds, depth + 1)
+    for line in re.split(r"[;\n]", text):
+        if _SHELL_BLOCK.match(line):
+            break
+        for command in line.split("&&"):
+            found = _SHELL_SLEEP.match(command)
+            if not found:
+                break
+            total += sum(float(part.rstrip("smhd")) * _UNITS.get(part[-1], 1) for part in found[1].split())
     return total
 
 
-def _rounds(node: ast.expr) -> int | None:
-    """Rounds of `range(n)` with a literal n, None for any other loop."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "range" and len(node.args) == 1:
-        count = node.args[0].value if isinstance(node.args[0], ast.Constant) else None
-        return count if isinstance(count, int) and 0 < count < 10**6 else None
-    return None
+def reached(node: ast.AST) -> Iterator[ast.AST]:
+    """Parts that act on the names of the notebook: not the inside of a function, nor what a comprehension sets."""
+    yield node
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+        return
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(node, ast.comprehension) and child is node.target):
+            yield from reached(child)
+
+
+def imports_of(node: ast.Import | ast.ImportFrom) -> list[tuple[str, str]]:
+    """(name, dotted path) of what an import binds."""
+    if isinstance(node, ast.ImportFrom):
+        return [(alias.asname or alias.name, f"{node.module or ''}.{alias.name}") for alias in node.names]
+    return [(alias.asname or alias.name.split(".")[0], alias.name if alias.asname else alias.name.split(".")[0])
+            for alias in node.names]  # fmt: skip

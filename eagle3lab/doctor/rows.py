@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
-FLOAT_MAX = {"F16": 65504.0, "BF16": 3.3895313892515355e38, "F32": 3.4028234663852886e38, "F8_E4M3": 448.0}
-CLIPPED = ("F16", "F8_E4M3")
+FLOAT_MAX = {
+    **{"F16": 65504.0, "BF16": 3.3895313892515355e38, "F32": 3.4028234663852886e38},
+    **{"F8_E4M3": 448.0, "F8_E5M2": 57344.0},
+}
+CLIPPED = ("F16", "F8_E4M3", "F8_E5M2")
 """Dtypes whose maximum real activations reach: a value exactly there was most likely clipped."""
 LISTED = 100
 """Rows and places that a report lists; counts are always complete."""
@@ -93,17 +96,20 @@ def agreement(argmax: Sequence[int], tokens: Sequence[int]) -> float | None:
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 
-_NUMBERS = r"(?:last|[\d,\s]|\band\b|\.\.|\bto\b|-(?=\d))+?"
-_ROWS_ALL = re.compile(
-    rf"^(?:(?:the|all|in)\s+)*(?:rows?\s+)?(?P<rows>{_NUMBERS})(?:\s*rows?)?"
-    rf"(?:[\s,]+(?:in\s+)?columns?\s+(?P<early>{_NUMBERS}))?\s*(?:\b(?:is|are|all|to)\b|[=:\s])+\s*"
-    rf"(?P<value>[-+]?[\w.]+)(?:[\s,]+(?:in\s+)?columns?\s+(?P<late>{_NUMBERS}))?"
-    r"(?:[\s,]+(?:in|at)\s+point\s+(?P<point>\d+))?$",
-    re.IGNORECASE,
+_LIST = r"(?:\d+|last)(?:(?:\s*(?:,|\.\.|-|\band\b|\bto\b)\s*)+(?:rows?\s+)?(?:\d+|last))*"
+_SELECTED = re.compile(
+    rf"\b(?:(?:the\s+)?(?P<end>last|first)\s+(?:(?P<count>\d+|two|three|four)\s+)?(?P<some>row|column|point|block)s?"
+    rf"|(?:all|every|each)\s+(?:the\s+)?(?P<every>row|column|point|block)s?"
+    rf"|(?P<one>row|column|point|block)s?\s+(?P<places>{_LIST}))\b"
 )
-_NORMAL = re.compile(r"^normal\(\s*([^,()\s]+)\s*,\s*([^,()\s]+)\s*\)$")
+"""`the last two rows`, `every row`, `columns 3..5`, `point 18`."""
+_FILLER = re.compile(r"\b(?:the|all|every|each|in|at|of|is|are|to|set|become|becomes|values?)\b|[=:,]")
+_COUNTS = {"1": 1, "two": 2, "three": 3, "four": 4}
 _PLACE = re.compile(r"^\[\s*(\d+(?:\s*\.\.\s*\d+)?|:)\s*,\s*(\d+(?:\s*\.\.\s*\d+)?|:)\s*\]\s*(?:=|is)\s*([^\s,]+)")
-_COPIES = re.compile(r"rows?\s+([\d,\sand]+?)\s+(?:is|are)\s+(?:an?\s+)?bit-equal\s+cop(?:y|ies)\s+of\s+row\s+(\d+)")
+_DRAWN = re.compile(r"^(normal|uniform)\(\s*([^,()\s]+)\s*,\s*([^,()\s]+)\s*\)$")
+_BASE_AND_MORE = re.compile(r"^(\w[\w.]*(?:\([^()]*\))?)\s*,\s*(.+)$")
+_COPIES = re.compile(r"\b(?:cop(?:y|ies)|equals?|identical|duplicates?)\b")
+_NOT = re.compile(r"\b(?:no|not|never|nor|differ\w*)\b")
 _WORDS = {"zero": 0.0, "zeros": 0.0, "one": 1.0, "ones": 1.0, "infinite": math.inf, "halves": 0.5}
 
 
@@ -114,28 +120,56 @@ def from_recipe(recipe: str, shape: Sequence[int], *, points: Sequence[int] = ()
     """
     if len(shape) != 2 or any(size < 0 for size in shape) or shape[0] * shape[1] > CELLS:
         return None
-    first, *rest = [" ".join(part.split()) for part in recipe.split(";")]
-    if max(map(len, rest), default=0) > PART:
-        return None
+    first, *rest = [" ".join(part.split()) for part in recipe.lower().split(";")]
     values = _base(first, shape)
-    if values is None:
+    if values is None and (one := _BASE_AND_MORE.match(first)):
+        values, rest = _base(one[1], shape), [one[2], *rest]
+    if values is None or max(map(len, rest), default=0) > PART:
         return None
     for part in rest:
-        whole_rows, place = _ROWS_ALL.match(part), _PLACE.match(part)
+        place = _PLACE.match(part)
         if place:
             rows, columns = _listed(place[1], shape[0]), _listed(place[2], shape[1])
             value = _number(place[3])
-        elif whole_rows:
-            rows, value = _listed(whole_rows["rows"], shape[0]), _number(whole_rows["value"])
-            columns = _listed(whole_rows["early"] or whole_rows["late"] or ":", shape[1])
-            if whole_rows["point"]:
-                columns = _block(int(whole_rows["point"]), points, block, shape[1])
         else:
-            return None
+            rows, columns, value = _selected(part, shape, points, block)
         if value is None or not rows or not columns:
             return None
         values[np.ix_(rows, columns)] = value
     return values
+
+
+def _selected(
+    part: str, shape: Sequence[int], points: Sequence[int], block: int
+) -> tuple[list[int], list[int], float | None]:
+    """Rows, columns and value of `row 1 is all zero in point 30`; [] for a place that is not there, None for a part
+    with other words in it."""
+    found = {"row": list(range(shape[0])), "column": list(range(shape[1]))}
+    blocks = shape[1] // block if block else 0
+    names = {"row": range(shape[0]), "column": range(shape[1]), "block": range(blocks), "point": points}
+    matches = list(_SELECTED.finditer(part))
+    for match in matches:
+        if match["every"]:
+            continue
+        kind = match["some"] or match["one"]
+        places = _places(match, names[kind])
+        if kind in ("point", "block"):
+            places = [column for one in places for column in range(one * block, (one + 1) * block)]
+            kind = "column"
+        found[kind] = places if max(places, default=0) < len(found[kind]) else []
+    said = _FILLER.sub(" ", _SELECTED.sub(" ", part)).split()
+    return found["row"], found["column"], _number(said[0]) if matches and len(said) == 1 else None
+
+
+def _places(match: re.Match[str], names: Sequence[int]) -> list[int]:
+    """Places of what a `_SELECTED` names, among all that there are; [] when one is not there."""
+    if match["end"]:
+        count = _COUNTS.get(match["count"] or "1") or int(match["count"])
+        return list(range(len(names))[-count:] if match["end"] == "last" else range(len(names))[:count])
+    if match["one"] != "point" or match["places"] == "last":
+        return _listed(match["places"], len(names))
+    wanted = [int(number) for number in re.findall(r"\d+", match["places"])]
+    return [list(names).index(one) for one in wanted] if set(wanted) <= set(names) else []
 
 
 def _listed(text: str, size: int) -> list[int]:
@@ -152,18 +186,23 @@ def _listed(text: str, size: int) -> list[int]:
     return found
 
 
-def _block(point: int, points: Sequence[int], block: int, width: int) -> list[int]:
-    """Columns of a point; [] when it is none of the points."""
-    if point not in points or not block:
-        return []
-    start = list(points).index(point) * block
-    return list(range(start, start + block)) if start + block <= width else []
+def copied_rows(recipe: str, rows: int = 0) -> list[list[int]]:
+    """Groups of equal rows that a recipe names: `rows 3 and 4 are bit-equal copies of row 2` -> [[2, 3, 4]].
 
-
-def copied_rows(recipe: str) -> list[list[int]]:
-    """Groups of equal rows that a recipe names: `rows 3 and 4 are bit-equal copies of row 2` -> [[2, 3, 4]]."""
-    groups = ((int(source), re.findall(r"\d+", copies)) for copies, source in _COPIES.findall(recipe))
-    return [sorted({source, *(int(row) for row in copies)}) for source, copies in groups]
+    Args:
+        rows: how many there are, for `the last row`.
+    """
+    groups: list[list[int]] = []
+    for part in recipe.lower().split(";"):
+        if not _COPIES.search(part) or _NOT.search(part):
+            continue
+        named: set[int] = set()
+        for match in _SELECTED.finditer(part):
+            if "row" in (match["one"], match["some"]):
+                named.update(_places(match, range(rows or (0 if match["some"] else CELLS))))
+        if len(named) > 1:
+            groups.append(sorted(named))
+    return groups
 
 
 def from_values(values: Any) -> np.ndarray | None:
@@ -176,13 +215,16 @@ def from_values(values: Any) -> np.ndarray | None:
 
 
 def _base(text: str, shape: Sequence[int]) -> np.ndarray | None:
-    """`ones`, a number, or `normal(mean, std)`."""
-    drawn = _NORMAL.match(text)
+    """`ones`, a number, `randn`, `normal(mean, std)` or `uniform(low, high)`."""
+    drawn = _DRAWN.match("normal(0, 1)" if text == "randn" else text)
     if drawn:
-        mean, std = _number(drawn[1]), _number(drawn[2])
-        if mean is None or std is None or not 0 <= std < 1e30:
+        first, second = _number(drawn[2]), _number(drawn[3])
+        if first is None or second is None or not max(abs(first), abs(second)) < 1e30:
             return None
-        return np.random.default_rng(0).normal(mean, std, tuple(shape)).astype(np.float32)
+        random = np.random.default_rng(0)
+        if drawn[1] == "uniform":
+            return random.uniform(first, second, tuple(shape)).astype(np.float32) if first <= second else None
+        return random.normal(first, second, tuple(shape)).astype(np.float32) if second >= 0 else None
     value = _number(text)
     return None if value is None else np.full(tuple(shape), value, dtype=np.float32)
 

@@ -17,6 +17,7 @@ from eagle3lab.acceptance.sources import (
     Gauge,
     from_vllm_log,
     gauges_from_sglang_log,
+    gauges_from_vllm_log,
     without_escapes,
 )
 from eagle3lab.core.errors import AcceptanceError
@@ -68,7 +69,8 @@ class ServerLog:
         algorithm: as printed; None when it prints none. off: the log says that there is no speculation.
         layer_ids: ids that the engine says it captures, None when it does not say.
         dropped, missing: parameter names that the loader dropped or left uninitialised.
-        gauges: SGLang's readings. counts: vLLM's, None without any; impossible: why they cannot be.
+        gauges: readings; vLLM's are those without counts. counts: vLLM's, None without any.
+        impossible: why they cannot be.
         hook_unmatched: a hook matched no module.
         simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
         synthetic: vLLM's rejection_sample_method synthetic with its rates, as printed, else None.
@@ -117,7 +119,7 @@ def read_log(text: str) -> ServerLog:
         layer_ids=tuple(int(number) for number in layers[-1][1].split(",")) if layers else None,
         dropped=tuple(dict.fromkeys(_dropped(lines)))[:KEY_LIMIT],
         missing=tuple(dict.fromkeys(_missing(lines)))[:KEY_LIMIT],
-        gauges=tuple(gauges_from_sglang_log(short)),
+        gauges=tuple(gauges_from_sglang_log(short) or gauges_from_vllm_log(short)),
         counts=counts,
         impossible=impossible,
         hook_unmatched=any(_NO_HOOK.search(line) for line in lines if "hook" in line.lower()),

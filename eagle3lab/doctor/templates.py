@@ -14,56 +14,77 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One family of delimiters. header: pattern before a reply; end: literal that ends it; users: a user turn."""
+    """One family of delimiters. header: pattern before a reply; ends: literals that end it; turn: opens any turn."""
 
     name: str
     header: re.Pattern[str]
-    end: str
-    users: re.Pattern[str]
+    ends: tuple[str, ...]
+    turn: re.Pattern[str]
 
 
-def _template(name: str, header: str, end: str, users: str) -> Template:
-    return Template(name, re.compile(header), end, re.compile(users))
+def _template(name: str, header: str, ends: tuple[str, ...], turn: str) -> Template:
+    return Template(name, re.compile(header), ends, re.compile(turn))
 
 
+# A line break that belongs to the header may be spelled as the byte-level tokenizers do. Where two headers match the
+# same text, the narrower stands first.
 TEMPLATES: dict[str, Template] = {
     item.name: item
     for item in (
-        _template("kimi", r"<\|im_assistant\|>[^<]{0,80}<\|im_middle\|>", "<|im_end|>", r"<\|im_user\|>"),
-        _template("chatml", r"<\|im_start\|>assistant\n?", "<|im_end|>", r"<\|im_start\|>user"),
-        _template(
-            "llama3",
-            r"<\|start_header_id\|>assistant<\|end_header_id\|>(?:\n\n)?",
-            "<|eot_id|>",
-            r"<\|start_header_id\|>user",
-        ),
-        _template(
-            "llama4", r"<\|header_start\|>assistant<\|header_end\|>(?:\n\n)?", "<|eot|>", r"<\|header_start\|>user"
-        ),
-        _template("llama2", r"\[/INST\]", "</s>", r"\[INST\]"),
-        _template("gemma", r"<start_of_turn>model\n?", "<end_of_turn>", r"<start_of_turn>user"),
-        _template("deepseek", r"<｜Assistant｜>", "<｜end▁of▁sentence｜>", r"<｜User｜>"),
-        _template("phi", r"<\|assistant\|>\n?", "<|end|>", r"<\|user\|>"),
-        _template("gpt-oss", r"<\|start\|>assistant(?:<\|channel\|>[^<]{0,40})?<\|message\|>", "<|return|>",
-                  r"<\|start\|>user"),
-        _template("vicuna", r"ASSISTANT: ?", "</s>", r"USER: ?"),
+        _template("kimi", r"<\|im_assistant\|>[^<]{0,80}<\|im_middle\|>", ("<|im_end|>",),
+                  r"<\|im_(?:user|assistant|system)\|>"),
+        _template("phi4", r"<\|im_start\|>assistant<\|im_sep\|>", ("<|im_end|>",), r"<\|im_start\|>"),
+        _template("chatml", r"<\|im_start\|>assistant(?:\n|Ċ)?", ("<|im_end|>",), r"<\|im_start\|>"),
+        _template("llama3", r"<\|start_header_id\|>assistant<\|end_header_id\|>(?:\n\n|ĊĊ)?",
+                  ("<|eot_id|>", "<|eom_id|>"), r"<\|start_header_id\|>"),
+        _template("llama4", r"<\|header_start\|>assistant<\|header_end\|>(?:\n\n|ĊĊ)?", ("<|eot|>", "<|eom|>"),
+                  r"<\|header_start\|>"),
+        _template("llama2", r"\[/INST\]", ("</s>",), r"\[INST\]"),
+        _template("gemma", r"<start_of_turn>model\n?", ("<end_of_turn>",), r"<start_of_turn>"),
+        _template("deepseek", r"<｜Assistant｜>", ("<｜end▁of▁sentence｜>",),
+                  r"<｜(?:User|Assistant|tool▁outputs?▁begin)｜>"),
+        _template("phi", r"<\|assistant\|>\n?", ("<|end|>",), r"<\|(?:user|assistant|system|tool)\|>"),
+        _template("glm", r"<\|assistant\|>\n?", ("<|endoftext|>",), r"<\|(?:user|assistant|system|observation)\|>"),
+        _template("gpt-oss",
+                  r"<\|start\|>assistant[^<]{0,80}(?:<\|channel\|>[^<]{0,80})?(?:<\|constrain\|>[^<]{0,40})?<\|message\|>",
+                  ("<|return|>", "<|end|>", "<|call|>"), r"<\|start\|>"),
+        _template("vicuna", r"ASSISTANT: ?", ("</s>",), r"\bUSER:"),
     )
 }  # fmt: skip
-ALIASES = {
-    **dict.fromkeys(("kimi-k2", "kimi_k2", "kimi-k2.5", "kimi_k25", "kimi-k25", "moonshot"), "kimi"),
-    **dict.fromkeys(("qwen", "qwen2", "qwen3", "smollm2", "im_start"), "chatml"),
-    **dict.fromkeys(("llama-3", "llama-3.1", "llama3.1", "llama-3.3"), "llama3"),
-    **dict.fromkeys(("mistral", "llama-2"), "llama2"),
-    **dict.fromkeys(("harmony", "gpt_oss"), "gpt-oss"),
-    **dict.fromkeys(("deepseek-v3", "deepseek_v3", "deepseek-r1"), "deepseek"),
+_FAMILIES = {
+    "chatml": re.compile(r"qwen|qwq|(?:open-?)?hermes|smollm|im-start"),
+    "kimi": re.compile(r"kimi(?!-?(?:dev|audio))|moonshot|moonlight"),
+    "llama3": re.compile(r"(?:meta-)?llama-?3(?!\d)"),
+    "llama4": re.compile(r"(?:meta-)?llama-?4(?!\d)"),
+    "llama2": re.compile(r"(?:meta-)?llama-?2(?!\d)|mistral|mixtral"),
+    "deepseek": re.compile(r"deepseek(?:$|-?(?:v2\.5|v3|r1))"),
+    "gpt-oss": re.compile(r"gpt-?oss|harmony"),
+    "gemma": re.compile(r"gemma(?!-?4)"),
+    "phi": re.compile(r"phi-?(?:3|4-(?:mini|multimodal))"),
+    "phi4": re.compile(r"phi-?4(?!-(?:mini|multimodal))"),
+    "glm": re.compile(r"(?:chat)?glm(?:$|-?[345])"),
+    "vicuna": re.compile(r"vicuna"),
 }
+"""How the names of models begin that share a template, and where such a name goes on for a model of another one."""
 THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 
 
 def find_template(name: Any) -> Template | None:
-    """The template of this name or alias, None when it is unknown."""
-    key = str(name or "").strip().lower()
-    return TEMPLATES.get(ALIASES.get(key, key))
+    """The template of this name or of the model family that it begins with, None when it is unknown."""
+    key = str(name or "").strip().lower().rsplit("/", 1)[-1].replace("_", "-").replace(" ", "-")
+    family = next((family for family, names in _FAMILIES.items() if names.match(key)), "")
+    return TEMPLATES.get(key) or TEMPLATES.get(family)
+
+
+def template_of_header(header: str) -> Template | None:
+    """The template that this assistant header belongs to, None when it is in none."""
+    return next((item for item in TEMPLATES.values() if item.header.search(header)), None)
+
+
+def likely(text: str) -> Template | None:
+    """The template whose assistant header occurs most often in the text, None when none does."""
+    found = hits(text)
+    return TEMPLATES[max(found, key=lambda name: found[name])] if found else None
 
 
 def hits(text: str) -> dict[str, int]:
@@ -82,17 +103,18 @@ class Reply:
     closed: bool
 
 
-def replies(text: str, header: re.Pattern[str], end: str) -> list[Reply]:
-    """Every reply: from its header to the end marker, or to the next header or the end of the text."""
+def replies(text: str, header: re.Pattern[str], family: Template | None) -> list[Reply]:
+    """Every reply: from its header to the family's first end marker, or to the next turn or the end of the text."""
+    ends = re.compile("|".join(re.escape(end) for end in family.ends)) if family else None
     found: list[Reply] = []
     position = 0
     while match := header.search(text, position):
-        stop = text.find(end, match.end()) if end else -1
-        following = header.search(text, max(match.end(), match.start() + 1))
-        limit = following.start() if following else len(text)
-        closed = 0 <= stop <= limit
-        stop = stop if closed else limit
-        found.append(Reply(match.end(), stop, stop + len(end) if closed else stop, closed))
+        begin = max(match.end(), match.start() + 1)
+        following = [header.search(text, begin), family.turn.search(text, begin) if family else None]
+        limit = min((one.start() for one in following if one), default=len(text))
+        end = ends.search(text, match.end(), limit) if ends else None
+        stop = end.start() if end else limit
+        found.append(Reply(match.end(), stop, end.end() if end else stop, end is not None))
         position = max(stop, match.start() + 1)
     return found
 
@@ -108,8 +130,11 @@ def token_spans(tokens: Sequence[str]) -> list[tuple[int, int]]:
 
 def token_mask(tokens: Sequence[str], found: Sequence[Reply], *, with_end: bool) -> list[int]:
     """1 for every token that lies wholly inside a reply (its end marker counts when `with_end`)."""
-    mask = []
+    mask, at = [], 0  # replies and tokens both stand in order: one pass over each
     for start, stop in token_spans(tokens):
-        inside = any(r.start <= start and stop <= (r.end if with_end else r.stop) and start < stop for r in found)
+        while at < len(found) and found[at].end <= start:
+            at += 1
+        reply = found[at] if at < len(found) else None
+        inside = reply is not None and reply.start <= start < stop <= (reply.end if with_end else reply.stop)
         mask.append(int(inside))
     return mask

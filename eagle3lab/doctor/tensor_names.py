@@ -18,7 +18,13 @@ LEGACY_NORMS = ("aux_norm_low", "aux_norm_mid", "aux_norm_high")
 _LAYER = re.compile(r"^(?:midlayer|layers\.(\d{1,9}))\.")
 _LORA = re.compile(r"(^|[._])lora_|\.adapter[._]|(^|\.)adapters?\.", re.IGNORECASE)
 _BUFFER = re.compile(r"(rotary_emb\.|inv_freq$|cos_cached$|sin_cached$)")
-_QUANT = re.compile(r"\.(weight_scale(_inv|_2)?|input_scale|weight_packed|weight_shape|qweight|qzeros|scales|g_idx)$")
+_QUANT = re.compile(
+    r"\.((weight|input|output|q|k|v|kv)_(global_)?(scale(_inv|_2)?|zero_point|g_idx|shape)"
+    r"|pre_quant_scale|qzeros|scales|g_idx|weight\.(\w+_)?(absmax|quant_map|quant_state\..+))$"
+)
+_PACKED = re.compile(r"\.(qweight|weight_packed)$")
+UNREAD_MAP = "draft_id_to_target_id"
+"""What vLLM calls d2t inside: in a file, SGLang does not look for it and vLLM drops it (it renames d2t alone)."""
 
 
 def strip_prefix(name: str) -> str:
@@ -53,9 +59,24 @@ def is_scale(name: str) -> bool:
     return bool(_QUANT.search(name))
 
 
+def is_packed(headers: Mapping[str, Any], name: str) -> bool:
+    """Whether a tensor holds a weight in another shape: several values in one integer, a scale beside it."""
+    if _PACKED.search(name):
+        return True
+    stem = name.removesuffix("weight")
+    return dtype_of(headers, name) in ("U8", "I8", "I32") and any(
+        other.startswith(stem) and is_scale(other) for other in headers
+    )
+
+
 def is_map(name: str) -> bool:
-    """d2t or t2d under any prefix (SGLang finds them by substring)."""
-    return "d2t" in name or "t2d" in name or name.endswith("draft_id_to_target_id")
+    """d2t or t2d under any prefix (SGLang finds them by substring), or the map under the name that no loader reads."""
+    return "d2t" in name or "t2d" in name or is_unread_map(name)
+
+
+def is_unread_map(name: str) -> bool:
+    """The vocabulary map under vLLM's inner name, which neither loader reads from a file."""
+    return name.endswith(UNREAD_MAP)
 
 
 def expected_shapes(draft: Draft, target: Target | None, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
@@ -107,7 +128,10 @@ def _mla_shapes(draft: Draft, hidden: int | None, both: int | None) -> dict[str,
     }
 
 
-READS_BOTH = ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa")
+READS_BOTH = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj"),
+    *("q_a_proj", "kv_a_proj_with_mqa", "fused_qkv_a_proj_with_mqa"),
+)
 """Projections of the first layer that read the embedding beside the state."""
 FUSED = {
     "self_attn.qkv_proj.weight": ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
@@ -118,6 +142,22 @@ FUSED = {
     ),
 }
 """Fused tensor inside the layer -> the tensors that it stands for."""
+
+
+def fused_parts(name: str) -> tuple[str, ...]:
+    """Canonical names of the tensors (weights or biases) that a fused one stands for; () when it is none."""
+    inner, ending = layer_name(name) or "", name.rpartition(".")[2]
+    if ending not in ("weight", "bias"):
+        return ()
+    parts = FUSED.get(f"{inner.rpartition('.')[0]}.weight", ())
+    return tuple(name.removesuffix(inner) + part.removesuffix("weight") + ending for part in parts)
+
+
+def head_norms(draft: Draft, engine: str, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
+    """Norms of every query and key head: vLLM's Qwen3 draft has them, no other draft of either engine does."""
+    if engine == "sglang" or mla or not draft.qwen3:
+        return {}
+    return {f"midlayer.self_attn.{norm}.weight": (draft.head_dim,) for norm in ("q_norm", "k_norm")}
 
 
 def bias_shapes(draft: Draft, engine: str, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
@@ -148,7 +188,9 @@ def optional_names(draft: Draft, engine: str, *, mla: bool) -> set[str]:
     """Names outside the required set that the engine's loader knows (with `midlayer.` for the layer)."""
     names = {"embed_tokens.weight", "input_norm.weight", "lm_head.weight"}
     names |= {f"fc_norm.{i}.weight" for i in range(max(draft.states, 3))}
-    names |= {f"midlayer.{name}" for name in FUSED}
+    names |= {f"midlayer.{name}" for name in FUSED} | set(head_norms(draft, engine, mla=mla))
+    if engine != "sglang" and not mla:
+        names.add("mask_hidden")  # read for parallel drafting, else skipped with a warning
     if engine == "sglang" and not mla:
         names |= {f"{norm}.weight" for norm in LEGACY_NORMS}
         if draft.switched_on("attention_bias") or draft.switched_on("bias"):
@@ -179,14 +221,16 @@ def later_layer(names: Mapping[str, tuple[int | None, ...]], index: int, draft: 
     return found
 
 
-def canonical_names(names: Iterable[str], *, model_prefix: bool) -> dict[str, str]:
+def canonical_names(names: Iterable[str], *, model_prefix: bool, quantised: bool = False) -> dict[str, str]:
     """File name -> canonical name: `layers.0.` becomes `midlayer.`, `model.` goes when the loader knows it.
 
-    SGLang's loader knows the names inside its `model`; the head stands beside it, so `model.lm_head` is dropped.
+    SGLang's loader knows the names inside its `model`; the head stands beside it, so `model.lm_head` is dropped. In a
+    quantised draft a packed tensor (`qweight`, `weight_packed`) stands for the weight.
     """
     found: dict[str, str] = {}
     for name in names:
         bare = strip_prefix(name) if model_prefix and not name.startswith("model.lm_head.") else name
+        bare = _PACKED.sub(".weight", bare) if quantised else bare
         found[name] = "midlayer." + bare.removeprefix("layers.0.") if bare.startswith("layers.0.") else bare
     return found
 

@@ -19,6 +19,9 @@ EAGLE3_MLA = "Eagle3DeepseekV2ForCausalLM"
 ROPE_THETA_DEFAULT = 10000.0
 """What transformers' Llama config, SGLang and vLLM take when they find no theta."""
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
+_YARN_DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+"""What transformers, SGLang and vLLM take where YaRN's settings leave them out."""
+_TEXT_KEYS = ("text_config", "llm_config", "language_config")
 _MLA_FAMILIES = ("kimi_k2", "kimi_k25", "deepseek_v2", "deepseek_v3", "deepseek_v32")
 
 
@@ -79,8 +82,10 @@ class Rope:
     def settings(self) -> dict[str, Any]:
         """All that decides the rotation, comparable between spellings."""
         extra = {k: real(v) if real(v) is not None else v for k, v in (self.scaling or {}).items()}
-        extra = {k: v for k, v in extra.items() if k not in ("type", "rope_type", "rope_theta")}
-        return {"theta": self.theta, "type": self.kind, **extra}
+        ignored = ("type", "rope_type", "rope_theta")
+        extra = {k: v for k, v in extra.items() if v is not None and k not in ignored}
+        defaults = _YARN_DEFAULTS if self.kind == "yarn" else {}
+        return {"theta": self.theta, "type": self.kind, **defaults, **extra}
 
 
 def rope_of(config: Mapping[str, Any], *, old_reader: bool = False) -> Rope:
@@ -95,6 +100,15 @@ def rope_of(config: Mapping[str, Any], *, old_reader: bool = False) -> Rope:
     kind = scaling.get("rope_type", scaling.get("type"))
     without = not scaling or kind in (None, "default")
     return Rope(ROPE_THETA_DEFAULT if found is None else found, None if without else scaling, found is not None)
+
+
+def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a multimodal config (inside `thinker_config` too), or the config itself."""
+    for place in (config, mapping(config.get("thinker_config"))):
+        for key in _TEXT_KEYS:
+            if text := mapping(place.get(key)):
+                return text
+    return config
 
 
 @dataclass(frozen=True)
@@ -118,7 +132,7 @@ def target_of(facts: Facts) -> Target | None:
     flat, config = facts.mapping("target"), facts.mapping("target_config")
     if not flat and not config:
         return None
-    text = mapping(config.get("text_config")) or mapping(config.get("llm_config")) or config
+    text = text_of(config)
     source = {**text, **flat}
     family = flat.get("family")
     family = family if isinstance(family, str) else (points.family_of(config) or points.family_of(text))

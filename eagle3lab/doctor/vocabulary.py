@@ -110,8 +110,7 @@ def read(facts: Facts) -> VocabularyMap:
 
 
 def _spelling(headers: dict[str, Any], wanted: str) -> str | None:
-    spellings = (wanted, "draft_id_to_target_id") if wanted == "d2t" else (wanted,)
-    return next((n for s in spellings for n in headers if n == s or n.endswith("." + s)), None)
+    return next((name for name in headers if name == wanted or name.endswith("." + wanted)), None)
 
 
 def _absent(facts: Facts, rows: int | None) -> bool:

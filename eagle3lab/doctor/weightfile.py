@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.safetensors_header import (
-    DTYPE_BYTES,
+    DTYPE_BITS,
     HEADER_LIMIT,
     Header,
     HeaderError,
@@ -182,12 +182,12 @@ def _told(number: int) -> int | str:
 
 def tensor_bytes(dtype: Any, shape: Any) -> int | None:
     """Bytes of a tensor; None when the dtype is unknown or the shape no list of whole numbers."""
-    size = DTYPE_BYTES.get(str(dtype))
-    if size is None or not isinstance(shape, list):
+    bits = DTYPE_BITS.get(str(dtype))
+    if bits is None or not isinstance(shape, list):
         return None
     for item in shape:
         length = whole(item)
         if length is None or length < 0:
             return None
-        size *= length
-    return size
+        bits *= length
+    return -(-bits // 8)

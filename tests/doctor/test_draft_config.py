@@ -21,6 +21,7 @@ QKV_FUSED = {"midlayer.self_attn.qkv_proj.bias": [6144]}
 O_BIAS = {"midlayer.self_attn.o_proj.bias": [H]}
 FC_BIAS = {"fc.bias": [H]}
 MLP = {f"midlayer.mlp.{p}_proj.bias": [rows] for p, rows in (("gate", 3 * H), ("up", 3 * H), ("down", H))}
+HEAD_NORMS = {f"midlayer.self_attn.{p}_norm.weight": [128] for p in "qk"}
 NO_HEAD = {"lm_head.weight": None}
 
 
@@ -62,7 +63,7 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     (eagle(norm_before_residual=True), {}, "vllm", "vLLM reads norm_before_residual at top level only"),
     (eagle(norm_before_residual=True), {}, "sglang", "norm_before_residual is true and SGLang never reads it"),
     ({"bias": True}, {}, "sglang", "missing key fc.bias [4096]"),
-    ({"bias": True}, {**FC_BIAS, **O_BIAS}, "vllm", "1 unknown key (fc.bias): vLLM refuses it aloud"),
+    ({"bias": True}, {**FC_BIAS, **O_BIAS}, "vllm", "1 unknown key (fc.bias): vLLM drops it without a word"),
     ({"attention_bias": True}, {**QKV, **O_BIAS}, "sglang", "3 unknown keys (midlayer.self_attn.q_proj.bias"),
     ({"attention_bias": True}, {**QKV_FUSED, **O_BIAS}, "sglang", "1 unknown key (midlayer.self_attn.qkv_proj.bias)"),
     ({"attention_bias": True}, QKV, "vllm", "missing key midlayer.self_attn.o_proj.bias"),
@@ -125,7 +126,7 @@ HEALTHY: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"attention_bias": True}, O_BIAS, "sglang"),
     ({"attention_bias": True}, {**QKV, **O_BIAS}, "vllm"),
     ({"attention_bias": True}, {**QKV_FUSED, **O_BIAS}, "vllm"),
-    ({"attention_bias": True, "architectures": ["Eagle3Qwen3ForCausalLM"]}, QKV, "vllm"),
+    ({"attention_bias": True, "architectures": ["Eagle3Qwen3ForCausalLM"]}, {**QKV, **HEAD_NORMS}, "vllm"),
     ({"mlp_bias": True}, MLP, "vllm"),
     ({"attention_bias": False, "bias": False, "mlp_bias": False}, {}, ""),
     ({"tie_word_embeddings": True}, {}, "vllm"),
@@ -151,7 +152,7 @@ def test_engines_that_differ_are_told_when_none_is_chosen() -> None:
     told = said({"attention_bias": True}, {**QKV, **O_BIAS}, "", "warning")
     assert "midlayer.self_attn.v_proj.bias: vLLM reads them, SGLang drops them without a word" in told
     assert "o_proj.bias is missing: vLLM needs" in said({"attention_bias": True}, QKV, "", "warning")
-    assert "vLLM refuses it aloud" in said({"bias": True}, FC_BIAS, "", "info")
+    assert "fc.bias: SGLang reads it, vLLM drops it without a word" in said({"bias": True}, FC_BIAS, "", "warning")
     assert "layers.1.hidden_norm.weight is missing: SGLang needs" in said(
         {"num_hidden_layers": 2}, layer(1, without="hidden_norm"), "", "warning"
     )

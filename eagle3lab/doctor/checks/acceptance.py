@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
 from eagle3lab.acceptance.definitions import ceiling, tree_rates
-from eagle3lab.acceptance.sources import from_numbers, from_sglang_meta_info, prefill_floor
+from eagle3lab.acceptance.sources import from_numbers, from_sglang_meta_info, least_from_sglang_meta_info, prefill_floor
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
@@ -29,6 +29,11 @@ BARELY_STEPS = 20
 """Below this many verify steps a length of 1.10 proves little: a draft right 40 % of the time keeps two or fewer of 20
 in one run of 270, one or fewer of 10 in one of 22."""
 
+COUNTERS = (("drafts", "accepted"), ("verify_steps", "correct_drafts"))
+"""Names under which verify steps and accepted drafts are given."""
+OTHER_COUNT = 0.25
+"""Difference between a length and its counters that another way to average over prompts explains."""
+
 
 @check(
     code="accept-answer",
@@ -44,7 +49,10 @@ def answer(facts: Facts) -> Iterator[Finding]:
     meta = mapping(facts.get("meta_info"))
     tokens = whole(facts.get("draft_tokens"))
     try:
-        counts = from_sglang_meta_info(meta, steps=whole(facts.get("steps")), draft_tokens=tokens)
+        steps, least = whole(facts.get("steps")), False
+        counts = from_sglang_meta_info(meta, steps=steps, draft_tokens=tokens)
+        if counts is None:
+            counts, least = least_from_sglang_meta_info(meta, steps=steps, draft_tokens=tokens), True
     except AcceptanceError as problem:
         yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
         return
@@ -58,11 +66,14 @@ def answer(facts: Facts) -> Iterator[Finding]:
             reasons=ABSENT,
         )
         return
-    yield judged(counts, "meta_info", server_says=real(meta.get("spec_accept_length")))
+    yield judged(counts, "meta_info", server_says=real(meta.get("spec_accept_length")), least=least)
 
 
-def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None = None) -> Finding:
-    """The one finding about counts: zero acceptance as an error, next to none as a warning, else numbers as info."""
+def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None = None, least: bool = False) -> Finding:
+    """The one finding about counts: zero acceptance as an error, next to none as a warning, else numbers as info.
+
+    `least`: accepted drafts follow from the tokens, so those that the end of the answer cut off are not in them.
+    """
     tokens = counts.generated_tokens
     evidence: dict[str, Any] = {
         "accept_length_from_counts": counts.accept_length,
@@ -77,7 +88,9 @@ def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None 
         evidence["server_says"] = server_says
     if counts.accepted:
         of = "unknown" if counts.proposed is None else counts.proposed
-        text = f"accept length {counts.accept_length:.4g} (bonus in), {counts.accepted} of {of} drafts accepted"
+        bound = "at least " if least else ""
+        text = f"accept length {bound}{counts.accept_length:.4g} (bonus in), {bound}{counts.accepted} of {of} drafts"
+        text += " accepted"
         text += f" in {counts.verify_steps} verify steps"
         if counts.verify_steps < BARELY_STEPS or (counts.accept_length or 0) > BARELY:
             return info(subject, text, **evidence)
@@ -86,12 +99,13 @@ def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None 
     evidence["look_at"] = LOOK_AT
     of = "" if counts.proposed is None else f" of {counts.proposed}"
     text = f"no draft accepted in {counts.verify_steps} verify steps (0{of})"
-    if server_says is not None and tokens and prefill_floor(tokens) is not None and tokens - 1 == counts.verify_steps:
+    floor = prefill_floor(tokens) if tokens is not None and tokens - 1 == counts.verify_steps else None
+    if server_says is not None and tokens is not None and floor is not None and abs(server_says - floor) < 0.005:
         evidence["bias"] = f"{tokens}/{tokens - 1}: the first token comes from prefill"
         text += f"; the server's {server_says:g} is {tokens}/{tokens - 1}, its first token comes from prefill"
     elif server_says is not None:
         evidence["bias"] = "the server's length counts the token that comes from prefill"
-    if counts.verify_steps < FEW_STEPS:
+    if counts.verify_steps - least < FEW_STEPS:
         return warning(subject, text + "; too few steps to judge", fix="send a longer prompt", **evidence)
     return error(subject, text + "; look at " + ", ".join(LOOK_AT), actual=counts.accepted, **evidence)
 
@@ -122,6 +136,10 @@ def counters(facts: Facts) -> Iterator[Finding]:
         return
     if not drafts:
         yield info("drafts", "acceptance is unknown: no verify step yet", accept_length=None, accept_rate=None)
+        return
+    if drafted is not None and drafted < drafts:
+        text = f"{drafted} tokens drafted in {drafts} drafts: a draft has at least one token"
+        yield error("drafted", text, actual=values)
         return
     k = drafted / drafts if drafted else None
     finding = judged(counts, "accepted")
@@ -193,7 +211,7 @@ def tree(facts: Facts) -> Iterator[Finding]:
     code="accept-ceiling",
     title="accept length against what is possible",
     reads=("accept_length",),
-    also=("steps", "topk", "draft_tokens", "samples", "launch_args"),
+    also=("steps", "topk", "draft_tokens", "samples", "launch_args", *(name for pair in COUNTERS for name in pair)),
     rule="1 <= accept length <= draft steps + 1 (bonus in)",
     fix="measure again and print counts beside the length",
 )
@@ -210,6 +228,7 @@ def bounds(facts: Facts) -> Iterator[Finding]:
     lengths = {str(name): value for name, value in named}
     for name, raw in lengths.items():
         yield from _bounded(name, raw, top, steps if steps is not None else (int(top) - 1 if top else None), facts)
+    yield from _against_counters(real(given), facts)
     if top is not None:
         yield info("accept_length", f"possible: {1.0:.2f} to {top:.2f}", ceiling=top, floor=1.0)
 
@@ -243,6 +262,27 @@ def _bounded(name: str, raw: Any, top: float | None, steps: int | None, facts: F
         after = f" after {samples} training samples" if samples else ""
         text = f"{value:g} is low for {steps} steps{after}; more regenerated data is the usual remedy"
         yield info(subject, text, accept_length=value, steps=steps, samples=samples)
+
+
+def _against_counters(stated: float | None, facts: Facts) -> Iterator[Finding]:
+    """One stated length against the counters beside it; below 1 it is told of already.
+
+    A length over tokens (with the prefill token, without what the end cut off) is off by a few tokens in all.
+    """
+    if stated is None or stated < 1:
+        return
+    for steps_name, accepted_name in COUNTERS:
+        steps, accepted = whole(facts.get(steps_name)), whole(facts.get(accepted_name))
+        if not steps or steps < 0 or accepted is None or accepted < 0:
+            continue
+        without, slack = accepted / steps, 0.05 + 1 / steps
+        if abs(stated - 1 - without) > slack >= abs(stated - without):
+            text = f"accept length {stated:g} leaves out the bonus token: 1 + {accepted}/{steps} = {1 + without:.4g}"
+            yield error("accept_length", text, actual=stated, needed=1 + without)
+        elif abs(stated - 1 - without) > OTHER_COUNT + slack:
+            text = f"accept length {stated:g} does not follow from the counters: 1 + {accepted}/{steps}"
+            text += f" = {1 + without:.4g}"
+            yield warning("accept_length", text, actual=stated, needed=1 + without)
 
 
 def _said(value: float | None) -> str:

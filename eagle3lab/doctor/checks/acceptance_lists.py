@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,9 +22,10 @@ from eagle3lab.doctor.views import mapping, real
 
 RATES_RULE = "joint S_j = steps that accepted at least j / all steps, never rising; conditional c_j = S_j / S_{j-1}"
 MEANINGS = {
-    **dict.fromkeys(("joint", "survival", "cumulative", "s", "s_j"), "joint"),
+    **dict.fromkeys(("joint", "survival", "cumulative", "unconditional", "marginal", "s", "s_j"), "joint"),
     **dict.fromkeys(("conditional", "cond", "c", "c_j", "n-alpha", "alpha"), "conditional"),
 }
+NEGATIONS = frozenset({"not", "non", "no", "nor", "neither"})
 
 
 @check(
@@ -66,7 +68,7 @@ def per_position(facts: Facts) -> Iterator[Finding]:
         yield problem
         return
     text = str(facts.get("meaning") or "").strip().lower()
-    meaning = MEANINGS.get(text)
+    meaning, open_ = meaning_of(text)
     rise = first_rise(rates)
     if meaning == "joint" and rise is not None:
         yield _rises(rates, rise)
@@ -78,11 +80,27 @@ def per_position(facts: Facts) -> Iterator[Finding]:
         length = length_from_conditional(rates)
         yield info("per_depth", f"accept length {length:.4g} (bonus in), from conditional rates", accept_length=length,
                    joint=joint_from_conditional(rates))  # fmt: skip
-    elif text:
+    elif text and not open_:
         said = f"per_depth holds {text[:40]!r} rates, from which no accept length follows"
         yield warning("per_depth", said, actual=text[:40], known=["joint", "conditional"], chosen=None)
     else:
         yield _both_readings(rates, rise)
+
+
+def meaning_of(text: str) -> tuple[str | None, bool]:
+    """What a list's name says it holds (joint, conditional or None), and whether it names either kind without choosing.
+
+    A name in words counts by its words; what vLLM prints is joint.
+    """
+    if text in MEANINGS:
+        return MEANINGS[text], False
+    words = set(re.split(r"[\W_]+", text))
+    kinds = {MEANINGS[word] for word in words if len(word) > 1 and word in MEANINGS}
+    if not kinds and "vllm" in words:
+        kinds = {"joint"}
+    if len(kinds) == 1 and not words & NEGATIONS:
+        return kinds.pop(), False
+    return None, bool(kinds)
 
 
 def _both_readings(rates: list[float], rise: int | None) -> Finding:

@@ -72,10 +72,12 @@ def context_table(facts: Facts) -> Iterator[Finding]:
         )
     elif any(past.values()):
         tell = warning if served else error
+        within = f"within_{_word(steps)}_draft_steps"
+        later = f", {past[within]} within {_word(steps)} draft steps" if steps > 1 else ""
         yield tell(
             "max_position_embeddings",
             f"prompts leave the draft's table of {table} positions: {past['in_prefill']} in prefill, "
-            f"{past['at_first_draft']} at the first draft step",
+            f"{past['at_first_draft']} at the first draft step{later}",
             actual=table,
             draft=table,
             past_the_table=past,

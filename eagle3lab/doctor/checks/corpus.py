@@ -14,6 +14,7 @@ _KINDS = {
     "empty_reply": ("an empty reply", "drop them, or regenerate their replies"),
     "thinking_not_closed": ("a thinking block that never closes", "regenerate them with more tokens"),
     "unknown_form": ("neither messages, prompt and reply, text nor input_ids", "convert them to messages"),
+    "mask_length": ("a loss_mask or labels of another length than input_ids", "write one mark or label a token"),
 }
 
 

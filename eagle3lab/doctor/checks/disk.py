@@ -20,7 +20,10 @@ SPELLINGS = {
     **dict.fromkeys(("F32", "FP32", "FLOAT32", "FLOAT"), "F32"),
     **dict.fromkeys(("F64", "FP64", "FLOAT64", "DOUBLE"), "F64"),
     **dict.fromkeys(("F8_E4M3", "FP8", "FLOAT8_E4M3FN", "F8_E4M3FN"), "F8_E4M3"),
+    **dict.fromkeys(("F8_E5M2", "FLOAT8_E5M2"), "F8_E5M2"),
 }
+HALF_STEP = {"F8_E4M3": 1 / 28, "F8_E5M2": 1 / 14}
+"""Half the distance to the number after the largest, as a share of it: up to there a value is rounded down."""
 
 
 def dtype_of(name: object) -> str | None:
@@ -93,9 +96,10 @@ def overflow(facts: Facts) -> Iterator[Finding]:
             stored = float(np.float16(value))
         lost = not np.isfinite(stored)
     else:
-        lost, stored = abs(value) > top, value
+        lost, stored = abs(value) > top * (1 + HALF_STEP.get(after, 0.0)), value
     if lost:
-        becomes = ("-" if value < 0 else "") + "inf"
+        # F8_E4M3 has no infinity: torch stores its largest value, others NaN
+        becomes = ("-" if value < 0 else "") + (f"{top:g}" if after == "F8_E4M3" else "inf")
         text = f"overflow when storing: {value:g} as {after} becomes {becomes}, the largest is {top:g}"
         yield error("value", text, actual=value, value=value, max=top, becomes=becomes)
     elif value != 0 and stored == 0:

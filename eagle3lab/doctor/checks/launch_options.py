@@ -34,6 +34,15 @@ VLLM_FLAGS = (
     *("pipeline-parallel-size", "gpu-memory-utilization", *SPEC_FLAGS),
 )
 """vLLM's options that decide about a drafter; its list is not stored, so that only these are told when misspelt."""
+VLLM_REMOVED = {
+    "speculative-model": "model",
+    "num-speculative-tokens": "num_speculative_tokens",
+    "speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
+    "speculative-max-model-len": "max_model_len",
+    "ngram-prompt-lookup-max": "prompt_lookup_max",
+    "ngram-prompt-lookup-min": "prompt_lookup_min",
+}
+"""Options of vLLM before 0.9 and the keys of --speculative-config that took their place."""
 VLLM_METHODS = (
     *("eagle3", "eagle", "ngram", "medusa", "mlp_speculator", "draft_model", "suffix", "custom_class", "mtp"),
     *("extract_hidden_states", "ngram_gpu", "dflash", "dspark"),
@@ -49,7 +58,7 @@ VLLM_KEYS = (
     *("parallel_drafting", "num_speculative_tokens_per_batch_size", "suffix_decoding_max_tree_depth"),
     *("suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_min_token_prob"),
     *("draft_load_config", "rejection_sample_method", "synthetic_acceptance_rates", "synthetic_acceptance_length"),
-    *("enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk"),
+    *("enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk", "draft_model_config"),
 )
 """Keys of vLLM's speculative config; another one is refused."""
 
@@ -154,6 +163,11 @@ def _number(text: str | None) -> float | None:
 def _vllm_flags(launch: Launch) -> Iterator[Finding]:
     for written in launch.spelt.values():
         flag, _, rest = written.lstrip("-").replace("_", "-").partition(".")
+        if flag in VLLM_REMOVED:
+            key = VLLM_REMOVED[flag]
+            text = f"{written} is no option of vLLM any more: {key} of --speculative-config took its place"
+            yield error(written, text, actual=written, fix=f"--speculative-config '{{\"{key}\": ...}}'", nearest=key)
+            continue
         near = _nearest(flag, VLLM_FLAGS)
         if near is not None and near != flag and not near.startswith(flag):
             full = f"--{near}.{rest}" if rest else f"--{near}"

@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import Any
 
 from eagle3lab.doctor.checks.training_data import sample_of
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.templates import TEMPLATES, hits, replies, token_mask
+from eagle3lab.doctor.templates import THINK_OPEN, replies, token_mask
 from eagle3lab.doctor.views import mapping, real
 
 TABLE_ROWS = 256
+NOTHING = 1e-3
+"""Of two gradient norms, this share of the other one is rounding and not a gradient."""
 _REPLY_NAME = re.compile(r"^(?:A|R|ANS|REPLY|RESP)_?\d+$", re.IGNORECASE)
 _END_NAME = re.compile(r"^(?:E|EOS|END|EOT|<[|/]?\w+[|]?>)$", re.IGNORECASE)
+_UNMOVED = re.compile(
+    r"\bmask (?:is|was|has) not(?: been)?(?: moved\b| shifted\b|\s*(?:$|[.,;)]))"
+    r"|\bmask (?:is |was |left |stays )?(?:unmoved|unshifted)\b"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One reply: places first..last of its tokens, the end token included; end: its place, None without one."""
+
+    first: int
+    last: int
+    end: int | None
 
 
 @check(
     code="mask-shift",
     title="loss mask against labels, by position",
     reads=("loss_mask", "tokens"),
-    also=("ids", "template"),
+    also=("ids", "template", "assistant_header", "policy", "rule"),
     rule="inputs and teacher move one to the left, and the mask with them: place p supervises token p + 2",
     fix="move the mask one to the left, or supervise p only when tokens p + 1 and p + 2 are both in the reply",
     symptom="the first drafted token of a reply is never trained; two places after the reply are",
@@ -43,38 +58,102 @@ def shift(facts: Facts) -> Iterator[Finding]:
     if not places:
         yield error("loss_mask", "no supervised place", actual=0, fix="eagle3lab doctor --corpus FILE --tokenizer DIR")
         return
-    yield _judged(tokens, ids, mask, places, reply_of(facts, tokens))
+    yield from _judged(facts, tokens, ids, mask, places)
 
 
-def _judged(tokens: Sequence[Any], ids: Sequence[Any], mask: Sequence[Any], places: list[int],
-            reply: list[int] | None) -> Finding:  # fmt: skip
+def _judged(facts: Facts, tokens: Sequence[Any], ids: Sequence[Any], mask: Sequence[Any],
+            places: list[int]) -> Iterator[Finding]:  # fmt: skip
     count = len(tokens)
-    labels = [ids[place + 2] if place + 2 < count else None for place in places]
-    late = places[-1] >= count - 1  # not even its input token exists
-    meant = reply if reply is not None else (places if late else None)
-    drafted = [] if meant is None else [p for before, p in pairwise(meant) if p == before + 1]
     targets = {place + 2 for place in places}
-    never = [ids[place] for place in drafted if place not in targets]
+    labels = [ids[target] if target < count else None for target in sorted(targets)]
+    runs = reply_of(facts, tokens)
+    if runs is None and len(places) < count:
+        # the last place has not even an input token: whoever marks it marks the reply's own tokens
+        own = places[-1] >= count - 1 or _UNMOVED.search(str(facts.get("rule") or "").lower())
+        runs = [Run(first, last, None) for first, last in _stretches(places)] if own else None
+    marked = set(places)
+    supervised = [run for run in runs or [] if not marked.isdisjoint(_places(run))]  # a trainer may skip whole replies
+    end_counts = sample_of(facts).with_end
+    never = [
+        place
+        for run in supervised
+        for place in range(max(run.first + 1, 2), run.last + 1)
+        if place not in targets and (end_counts or place != run.end)
+    ]
+    real_labels = sum(label is not None for label in labels)
     evidence: dict[str, Any] = {
         "table_p_input_label_mask": [_row(tokens, place, mask[place]) for place in range(min(count, TABLE_ROWS))],
         "supervised_places": places,
         "labels": labels,
-        "real_labels": sum(label is not None for label in labels),
-        "labels_past_the_end": sum(label is None for label in labels),
-        "never_supervised": never,
+        "real_labels": real_labels,
+        "labels_past_the_end": len(labels) - real_labels,
+        "never_supervised": [ids[place] for place in never],
         "of": len(places),
     }
-    if never or late:
-        lost = f"token {never[0]} is never predicted" if never else "the last place has no input token"
-        real_labels = evidence["real_labels"]
-        text = f"mask is one place late: {lost}, {real_labels} of {len(places)} places have a label"
-        first = {"lost_label": never[0]} if never else {}
-        return error("loss_mask", text, actual=places, **first, **evidence)
-    if meant and any(place + 2 == start for place in places for start in _starts(meant)):
+    told = list(_faults(tokens, ids, places, runs, supervised, never, evidence))
+    yield from told
+    if not told:
+        ends = [place for run in supervised if (place := run.end) is not None and place in never]
+        more = f", the end token {ids[ends[0]]} is never predicted" if ends else ""
+        yield info("loss_mask", f"{real_labels} of {len(places)} supervised places have a label{more}", **evidence)
+
+
+def _faults(tokens: Sequence[Any], ids: Sequence[Any], places: list[int], runs: list[Run] | None,
+            supervised: list[Run], never: list[int], evidence: dict[str, Any]) -> Iterator[Finding]:  # fmt: skip
+    count = len(tokens)
+    apart = "supervise p only when tokens p + 1 and p + 2 are both in the reply"
+    if runs is None:
+        if len(places) == count:
+            text = f"all {count} places are supervised: prompt tokens too, and the last 2 have no label"
+            yield warning("loss_mask", text, actual=count, fix=apart, **evidence)
+        return
+    missed, marked = set(never), set(places)
+    late = [run.first + 1 for run in supervised if run.first + 1 in missed and _late(run, tokens, marked)]
+    if late:
+        lost, of = ids[late[0]], evidence["of"]
+        text = f"mask is one place late: token {lost} is never predicted, {evidence['real_labels']} of {of} places"
+        yield error("loss_mask", f"{text} have a label", actual=places, lost_label=lost, **evidence)
+    reply = {place for run in runs for place in _places(run)}
+    prompt = [p + 2 for p in places if p + 2 < count and reply.isdisjoint((p, p + 1, p + 2))]
+    if prompt:
+        text = f"prompt tokens supervised: {len(prompt)} places predict them, the first predicts token {ids[prompt[0]]}"
+        yield warning("loss_mask", text, actual=places, fix=apart, prompt_tokens=[ids[p] for p in prompt], **evidence)
+    elif not late and any(run.first - 2 in marked for run in runs):
         text = "the mask supervises the first token of a reply, which prefill makes and no drafter proposes"
-        return warning("loss_mask", text, actual=places, **evidence)
-    text = f"{evidence['real_labels']} of {len(places)} supervised places have a label"
-    return info("loss_mask", text, **evidence)
+        yield warning("loss_mask", text, actual=places, **evidence)
+    if late:
+        return
+    past = [run.last for run in runs if run.last in marked]
+    if past and not prompt:
+        text = f"the mask goes past the reply: place {past[0]} is its last token, and reads the one after it"
+        yield warning("loss_mask", text, actual=places, fix=apart, **evidence)
+    targets = {place + 2 for place in places}
+    ends = {run.end for run in supervised}
+    gaps = []
+    for run in supervised:
+        # what stands before the first label may be thinking that a trainer leaves out on purpose
+        begin = min((place for place in range(run.first + 1, run.last + 1) if place in targets), default=run.last)
+        gaps += [place for place in range(begin + 1, run.last + 1) if place in missed and place not in ends]
+    if gaps:
+        text = f"{len(gaps)} tokens of a reply are never predicted, the first is token {ids[gaps[0]]}"
+        yield warning("loss_mask", text, actual=places, fix=apart, **evidence)
+
+
+def _late(run: Run, tokens: Sequence[Any], marked: set[int]) -> bool:
+    """Whether the mask stands on the reply's own places. A prompt may end with <think>."""
+    return run.last in marked or (run.first in marked and str(tokens[run.first]) != THINK_OPEN)
+
+
+def _places(run: Run) -> range:
+    """Every place of the reply."""
+    return range(run.first, run.last + 1)
+
+
+def _stretches(places: Sequence[int]) -> list[tuple[int, int]]:
+    """(first, last) of every stretch without a gap."""
+    firsts = [place for index, place in enumerate(places) if index == 0 or places[index - 1] != place - 1]
+    lasts = [place for index, place in enumerate(places) if places[index + 1 : index + 2] != [place + 1]]
+    return list(zip(firsts, lasts, strict=True))
 
 
 def _row(tokens: Sequence[Any], place: int, mark: Any) -> list[Any]:
@@ -82,30 +161,26 @@ def _row(tokens: Sequence[Any], place: int, mark: Any) -> list[Any]:
     return [place, *ahead, int(mark)]
 
 
-def _starts(reply: list[int]) -> list[int]:
-    return [place for index, place in enumerate(reply) if index == 0 or reply[index - 1] != place - 1]
-
-
-def reply_of(facts: Facts, tokens: Sequence[Any]) -> list[int] | None:
-    """Places of reply tokens: by the chat template, else by names such as A0, A1, E; None when neither tells."""
+def reply_of(facts: Facts, tokens: Sequence[Any]) -> list[Run] | None:
+    """The replies: by the chat template, else by names such as A0, A1, E; None when neither tells."""
     sample = sample_of(facts)
-    found_templates = hits(sample.text)
-    pattern, end = sample.header, sample.end
-    if pattern is None and found_templates:
-        best = TEMPLATES[max(found_templates, key=lambda name: found_templates[name])]
-        pattern, end = best.header, best.end
-    if pattern is not None:
-        marks = token_mask(sample.tokens, replies(sample.text, pattern, end), with_end=True)
-        return [place for place, mark in enumerate(marks) if mark] or None
-    names = [str(token) for token in tokens]
-    inside = False
-    places: list[int] = []
-    for place, name in enumerate(names):
-        ends = inside and bool(_END_NAME.match(name))
-        inside = bool(_REPLY_NAME.match(name))
-        if inside or ends:
-            places.append(place)
-    return places or None
+    header = sample.header or (sample.family.header if sample.family else None)
+    if header is not None:
+        found = replies(sample.text, header, sample.family)
+        body, full = (token_mask(sample.tokens, found, with_end=with_end) for with_end in (False, True))
+        places = [place for place, mark in enumerate(full) if mark]
+        ends = {place for place in places if not body[place]}
+    else:
+        places, ends = [], set()
+        inside = False
+        for place, name in enumerate(map(str, tokens)):
+            if inside and _END_NAME.match(name):
+                ends.add(place)
+            inside = bool(_REPLY_NAME.match(name))
+            if inside or place in ends:
+                places.append(place)
+    runs = [Run(first, last, last if last in ends else None) for first, last in _stretches(places)]
+    return runs or None
 
 
 @check(
@@ -125,12 +200,12 @@ def gradient(facts: Facts) -> Iterator[Finding]:
     first, edge = norms[at] if at is not None else None, norms[past[0]] if past else None
     if first is None or edge is None:
         yield info("gradient", "could not check the gradient because its first and last place are not named")
-    elif first <= 1e-12 < edge:
+    elif edge > 1e-12 and first < NOTHING * edge:
         text = f"first boundary gets no gradient, the place after the end does ({edge:g})"
         yield error("gradient", text, actual=norms, first_boundary=first, right_edge=edge)
     elif first <= 1e-12:
         yield warning("gradient", "neither edge of the reply gets a gradient", actual=norms)
-    elif edge > 1e-12:
+    elif edge > NOTHING * first:
         text = f"the place after the end gets a gradient ({edge:g}) beside the first ({first:g})"
         yield warning("gradient", text, actual=norms, first_boundary=first, right_edge=edge)
     else:

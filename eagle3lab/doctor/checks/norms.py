@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.inventory import take
+from eagle3lab.doctor.inventory import Inventory, take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of
 
@@ -30,7 +30,7 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
         return
     judged = facts.engine_names()
     state = draft.target_hidden(target_of(facts))
-    refused = {inventory.canonical[name] for name in inventory.unknown} if not inventory.prefix else set()
+    refused = {inventory.canonical[name] for name in inventory.unknown}
     present = {name.removeprefix(inventory.prefix) for name in inventory.canonical.values() if name not in refused}
     one = {"input_norm.weight"} & present
     per_state = {n for n in present if n.startswith("fc_norm.") or n.removesuffix(".weight") in names.LEGACY_NORMS}
@@ -41,48 +41,56 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
         ("norm_before_fc", draft.written("norm_before_fc"), one, {"input_norm.weight"}),
         ("fc_norm", draft.written("fc_norm", "use_aux_norm"), per_state, needed),
     )
+    legacy = {f"{n}.weight" for n in names.LEGACY_NORMS}
     for flag, written, found, wanted in pairs:
         switches = {engine: draft.reads(engine, flag, mla=inventory.mla) for engine in judged}
         on = [engine for engine, value in switches.items() if value]
         missing = sorted(wanted - found)
         value = next(iter(switches.values()), None)
+        why, fix = _unread(flag, written, value, mla=inventory.mla)
+        told_as_unknown = bool(refused & (wanted | legacy))
         if found and not on:
-            name = sorted(found)[0]
-            shape = inventory.shape(name)
-            reads_as = f"{shape[0] // state} x {state}" if shape and state and shape[0] % state == 0 else None
-            more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-            why, fix = _unread(flag, written, value, mla=inventory.mla)
-            yield error(
-                name,
-                f"{name} {shape}{f' = {reads_as}' if reads_as else ''}{more} is not used: {why}",
-                actual=value,
-                fix=fix,
-                shape=shape,
-                reads_as=reads_as,
-                flag=flag,
-                tensors=sorted(found),
-            )
+            yield _unused(inventory, flag, sorted(found), state, value, why, fix)
         elif on and missing:
-            yield error(
-                flag,
-                f"{flag} is set and {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing: "
-                + ("the norm stays at its initial ones" if len(missing) == 1 else "norms stay at their initial ones"),
-                actual=True,
-                missing=missing,
-                effect="norms stay at their initial ones",
-            )
-        elif (
-            written
-            and not on
-            and value is None
-            and not (wanted & refused or refused & {f"{n}.weight" for n in names.LEGACY_NORMS})
-        ):
-            why, fix = _unread(flag, written, value, mla=inventory.mla)
+            yield _starts_at_ones(flag, missing)
+        elif written and not on and value is None and not told_as_unknown:
             yield error(flag, f"{why}; the file holds no {' nor '.join(missing)}", actual=value, fix=fix, flag=flag)
         elif found and len(on) < len(judged):
             yield info(
                 flag, f"{written} is true: SGLang reads it, vLLM reads fc_norm only and refuses the norm's tensors"
             )
+
+
+def _unused(
+    inventory: Inventory, flag: str, found: list[str], state: int | None, value: bool | None, why: str, fix: str
+) -> Finding:
+    """Tensors of a norm that no judged engine switches on."""
+    shape = inventory.shape(found[0])
+    reads_as = f"{shape[0] // state} x {state}" if shape and state and shape[0] % state == 0 else None
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return error(
+        found[0],
+        f"{found[0]} {shape}{f' = {reads_as}' if reads_as else ''}{more} is not used: {why}",
+        actual=value,
+        fix=fix,
+        shape=shape,
+        reads_as=reads_as,
+        flag=flag,
+        tensors=found,
+    )
+
+
+def _starts_at_ones(flag: str, missing: list[str]) -> Finding:
+    """A norm that is switched on and not in the file."""
+    one = len(missing) == 1
+    return error(
+        flag,
+        f"{flag} is set and {', '.join(missing)} {'is' if one else 'are'} missing: "
+        + ("the norm stays at its initial ones" if one else "norms stay at their initial ones"),
+        actual=True,
+        missing=missing,
+        effect="norms stay at their initial ones",
+    )
 
 
 def _unread(flag: str, written: str | None, value: bool | None, *, mla: bool) -> tuple[str, str]:

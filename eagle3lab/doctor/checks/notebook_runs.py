@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from eagle3lab.doctor.checks.notebooks import each, named
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, warning
-from eagle3lab.doctor.notebook import WIDGET_VIEW, Cell, Notebook
+from eagle3lab.doctor.notebook import WIDGET_VIEW, Notebook
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import mapping
 
@@ -37,14 +37,10 @@ def _ran(notebook: Notebook) -> Iterator[Finding]:
             text = f"cell {cell.number} of {count} failed with {what}"
             yield error("cell", text, actual=what, failing_cell=cell.number, of=count, status="error")
             return
-    missing = [cell.number for cell in notebook.code if cell.ran is False and not cell.empty and not _skipped(cell)]
+    missing = [cell.number for cell in notebook.code if cell.ran is False and not cell.empty and not cell.skipped]
     if missing:
         text = f"cell {missing[0]} of {count} never ran, {len(missing)} in all: the kernel died or was stopped"
         yield error("cell", text, actual=len(missing), cells=missing[:100], of=count, status="dead")
-
-
-def _skipped(cell: Cell) -> bool:
-    return "skip-execution" in cell.tags
 
 
 @check(

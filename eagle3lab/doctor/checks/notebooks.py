@@ -8,15 +8,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, set_again, slept
-from eagle3lab.doctor.notebook_values import printed
+from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, set_again
+from eagle3lab.doctor.notebook_values import printed, seconds_of
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping
+from eagle3lab.doctor.views import mapping, real
 
 EVERYWHERE = "python3"
 """Kernel name that every installation of ipykernel provides."""
@@ -144,8 +145,7 @@ def _type(parameter: Parameter, value: Any) -> Finding | None:
     """A value that the declared type does not take; a runner hands it over unchecked."""
     if parameter.kind is None:
         return None
-    options = [part.strip().strip("'\"").split("[")[0].lower() for part in parameter.kind.split("|")]
-    options += ["none"] if options == ["optional"] else []
+    options = _options(parameter.kind)
     known = [option for option in options if option in _ACCEPTS]
     if len(known) + options.count("none") != len(options) or not known:
         return None
@@ -160,6 +160,32 @@ def _type(parameter: Parameter, value: Any) -> Finding | None:
     given, needed = type(value).__name__, " | ".join(known)
     text = f"{parameter.name} is given as {given} {str(value)[:40]!r}, needed {needed}"
     return error(parameter.name, text, actual=str(value)[:40], fix=f"give {needed}", given=given, needed=needed)
+
+
+def _options(hint: str) -> list[str]:
+    """Names of the types that a hint takes: "none" for None, what stands in Optional, Union and Annotated."""
+    try:
+        return _alternatives(ast.parse(hint.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [hint]
+
+
+def _alternatives(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant):  # a hint may be quoted
+        return _options(node.value) if isinstance(node.value, str) else ["none"] if node.value is None else ["?"]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _alternatives(node.left) + _alternatives(node.right)
+    if isinstance(node, ast.Subscript):
+        inside = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        base = ast.unparse(node.value).rpartition(".")[2]
+        if base in ("Optional", "Union"):
+            found = [name for item in inside for name in _alternatives(item)]
+            return [*found, "none"] if base == "Optional" else found
+        if base in ("Annotated", "Final"):
+            return _alternatives(inside[0])
+        return [base.lower() if base in ("List", "Dict") else base]
+    name = ast.unparse(node)
+    return [name.rpartition(".")[2].lower() if name.endswith(("List", "Dict")) else name]
 
 
 def _derived(parameter: Parameter, sources: list[str]) -> Finding:
@@ -203,57 +229,76 @@ DEFAULT_LIMIT = {"nbmake": 300.0, "papermill": None}
     code="notebook-limits",
     title="time limit and permission to fail",
     reads=("notebook|notebooks",),
-    also=("limit_s", "runner", "used_as"),
+    also=("limit_s", "runner", "used_as", "parameters"),
     rule="limits come from the command line; a notebook that is a test may not excuse its own errors",
     fix="remove metadata.execution from the notebook",
     symptom="a test that cannot fail, or one that hangs for an hour",
 )
 def limits(facts: Facts) -> Iterator[Finding]:
     """What is in force, and where it comes from."""
-    given = facts.get("limit_s")
-    flag = float(given) if isinstance(given, (int, float)) else None
-    runner = str(facts.get("runner") or "").split(" ")[0].lower()
+    said = str(facts.get("runner") or "").lower()
+    runner = next((known for known in DEFAULT_LIMIT if known in said), "")
+    given = {} if runner == "nbmake" else mapping(facts.get("parameters"))  # which injects none
     for name, notebook in each(facts):
-        for finding in _limits(notebook, flag, runner, str(facts.get("used_as") or "")):
+        for finding in _permissions(notebook, runner, str(facts.get("used_as") or "")):
+            yield named(name, finding)
+        for finding in _limits(notebook, real(facts.get("limit_s")), runner, given):
             yield named(name, finding)
 
 
-def _limits(notebook: Notebook, flag: float | None, runner: str, used_as: str) -> Iterator[Finding]:
+def _permissions(notebook: Notebook, runner: str, used_as: str) -> Iterator[Finding]:
+    test = used_as == "test"
     if notebook.execution.get("allow_errors"):
-        test = used_as == "test"
-        told = error if test else warning
-        text = "execution.allow_errors is true" + (" in a test notebook" if test else ": a failing cell looks fine")
-        yield told("allow_errors", text, actual=True)
-    if used_as == "test" and runner != "papermill":  # which fails on any error that it finds in the outputs
-        excused = [cell.number for cell in notebook.code if "raises-exception" in cell.tags and not cell.empty]
+        if runner == "papermill":
+            yield info("allow_errors", "execution.allow_errors is true: papermill does not read it", actual=True)
+        else:
+            told = error if test else warning
+            text = "execution.allow_errors is true" + (" in a test notebook" if test else ": a failing cell looks fine")
+            yield told("allow_errors", text, actual=True)
+    if test and runner != "papermill":  # which fails on any error that it finds in the outputs
+        excused = [c.number for c in notebook.code if "raises-exception" in c.tags and not (c.empty or c.skipped)]
         if excused:
             which = f"cell {excused[0]} is" if len(excused) == 1 else f"cells {', '.join(map(str, excused[:5]))} are"
             text = f"{which} tagged raises-exception in a test notebook: its errors pass"
             fix = "take the tag away, and catch the error that is meant: try, except"
             yield error("raises-exception", text, actual=excused, fix=fix, cells=excused)
+
+
+def _bound(seconds: float | None) -> float | None:
+    """A limit as a runner takes it: 0 and below are no limit."""
+    return seconds if seconds is not None and seconds > 0 else None
+
+
+def _limits(notebook: Notebook, flag: float | None, runner: str, given: Mapping[str, Any]) -> Iterator[Finding]:
     default = DEFAULT_LIMIT.get(runner)
-    effective = notebook.timeout if notebook.timeout is not None else flag if flag is not None else default
-    if notebook.timeout is not None and (flag is None or notebook.timeout != flag):
-        over = "no flag is given" if flag is None else f"the flag says {flag:g} s"
-        text = f"limit {notebook.timeout:g} s comes from the notebook, {over}"
-        yield warning("execution.timeout", text, actual=notebook.timeout, flag=flag, metadata=notebook.timeout,
-                      effective_limit_s=notebook.timeout, origin="notebook metadata", default_s=default)  # fmt: skip
-    elif notebook.timeout is None and flag is None and runner in DEFAULT_LIMIT:
-        said = "no limit" if default is None else f"limit {default:g} s"
-        yield info(
-            "limit", f"{said} is the default of {runner}", effective_limit_s=default, origin="default of the runner"
-        )
-    yield from _too_long(notebook, effective)
+    stated = notebook.sets_timeout and runner != "papermill"  # which does not read it
+    effective = _bound(notebook.timeout) if stated else _bound(flag) if flag is not None else default
+    limit = "no limit" if effective is None else f"limit {effective:g} s"
+    numbers: dict[str, Any] = {"effective_limit_s": effective, "default_s": default}
+    if notebook.sets_timeout:
+        numbers["metadata"] = notebook.timeout
+    ignored = "; papermill does not read execution.timeout" if notebook.sets_timeout and not stated else ""
+    if stated and (flag is None or effective != _bound(flag)):
+        over = "no flag is given" if flag is None else f"the flag says {flag:g} s" if flag > 0 else "the flag sets none"
+        yield warning("execution.timeout", f"{limit} comes from the notebook, {over}", actual=notebook.timeout,
+                      flag=flag, origin="notebook metadata", **numbers)  # fmt: skip
+    elif runner in DEFAULT_LIMIT and flag is not None:
+        text = f"{limit} comes from the command line{ignored}"
+        yield info("limit", text, actual=flag, origin="command line", flag=flag, **numbers)
+    elif runner in DEFAULT_LIMIT:
+        text = f"{limit} is the default of {runner}{ignored}"
+        yield info("limit", text, origin="default of the runner", **numbers)
+    if effective is not None:
+        yield from _too_long(notebook, effective, given)
 
 
-def _too_long(notebook: Notebook, limit: float | None) -> Iterator[Finding]:
-    if limit is None:
-        return
-    for cell in notebook.code:
-        seconds = cell.seconds if cell.seconds is not None else slept(cell)
-        if seconds is not None and seconds > limit:
+def _too_long(notebook: Notebook, limit: float, given: Mapping[str, Any]) -> Iterator[Finding]:
+    for cell, sleeps in zip(notebook.code, seconds_of(notebook, given), strict=True):
+        seconds = cell.seconds if cell.seconds is not None else sleeps
+        if seconds > limit and not cell.skipped:
             count = len(notebook.code)
-            text = f"cell {cell.number} of {count} ran past {limit:g} s ({seconds:g} s)"
+            took = f"{seconds:g} s" if math.isfinite(seconds) else "it never ends"
+            text = f"cell {cell.number} of {count} ran past {limit:g} s ({took})"
             yield error("limit", text, actual=seconds, fix="raise the limit, or do less in the cell",
                         timed_out_cell=cell.number, of=count, status="timeout", limit_s=limit)  # fmt: skip
             return

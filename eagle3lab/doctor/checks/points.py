@@ -20,6 +20,12 @@ def _trained(facts: Facts) -> list[int] | None:
     return id_list(facts.get("states_manifest_resid_pre"))
 
 
+def _views(facts: Facts, engines: tuple[Engine, ...] | None = None) -> list[View]:
+    """The engines' views; none of ids that are no list of whole numbers, which `points-key` tells."""
+    given = facts.get("draft_config_ids")
+    return [] if given is not None and id_list(given) is None else views(facts, engines)
+
+
 def _fc_in(facts: Facts) -> int | None:
     headers = {strip_prefix(name): entry for name, entry in facts.mapping("draft_headers").items()}
     shape = shape_of(headers, "fc.weight")
@@ -44,7 +50,7 @@ def _softened(facts: Facts, found: list[tuple[View, Finding]], judged: int) -> I
 def points_captured(facts: Facts) -> Iterator[Finding]:
     """Tell what is captured, for every engine that is judged; also for the V2 runner when none was chosen."""
     engines = facts.engines if facts.chosen else (*facts.engines, Engine("vllm-v2"))
-    seen = views(facts, engines)
+    seen = _views(facts, engines)
     if not seen:
         return
     captured = {view.engine.name: view.resid_pre for view in seen}
@@ -84,7 +90,7 @@ def points_differ(facts: Facts) -> Iterator[Finding]:
     if trained is None:
         return
     # an engine that falls back to its default because the list stands elsewhere is told by `points-key`
-    judged = [view for view in views(facts) if not view.off and not (view.read is None and view.elsewhere)]
+    judged = [view for view in _views(facts) if not view.off and not (view.read is None and view.elsewhere)]
     found: list[tuple[View, Finding]] = []
     for view in judged:
         if view.by_family:
@@ -154,7 +160,7 @@ def points_ambiguous(facts: Facts) -> Iterator[Finding]:
     """No manifest settles the list, and the other reading is as plausible."""
     if _trained(facts) is not None:
         return
-    for view in views(facts):
+    for view in _views(facts):
         if view.read is None or view.refused or view.by_family:
             continue
         hint = next((note for note in view.notes if note.startswith("all points one")), None)
@@ -188,7 +194,7 @@ def points_range(facts: Facts) -> Iterator[Finding]:
     target = target_of(facts)
     fc_in = _fc_in(facts)
     state = draft_of(facts).target_hidden(target)
-    seen = views(facts)
+    seen = _views(facts)
     found: list[tuple[View, Finding]] = []
     for view in seen:
         if view.off:
@@ -273,7 +279,7 @@ def _width_fault(view: View, state: int, fc_in: int) -> Finding | None:
 )
 def points_order(facts: Facts) -> Iterator[Finding]:
     """A permuted list is not a permuted fc."""
-    for view in views(facts):
+    for view in _views(facts):
         if view.read and view.read != sorted(view.read) and len(set(view.read)) == len(view.read) and not view.off:
             yield warning(
                 "capture points",

@@ -15,7 +15,7 @@ from eagle3lab.doctor.views import IDS_KEY, draft_of, id_list, target_of
 @check(
     code="points-key",
     title="layer ids written where the engine does not read them",
-    reads=("draft_config",),
+    reads=("draft_config|draft_config_ids",),
     also=("target", "target_config", "states_manifest_resid_pre"),
     rule="SGLang reads the list under eagle_config, vLLM at top level first, vLLM's V2 runner at top level only",
     fix="write the list both under eagle_config and at top level, each in the form its engine needs",
@@ -36,8 +36,9 @@ def points_key(facts: Facts) -> Iterator[Finding]:
 
 
 def _malformed(facts: Facts) -> Iterator[Finding]:
-    draft = draft_of(facts)
-    for key, value in ((TOP, draft.config.get(IDS_KEY)), (NESTED, draft.eagle.get(IDS_KEY))):
+    draft, given = draft_of(facts), "draft_config_ids"
+    places = ((TOP, draft.config.get(IDS_KEY)), (NESTED, draft.eagle.get(IDS_KEY)), (given, facts.get(given)))
+    for key, value in places:
         if value is not None and id_list(value) is None:
             yield error(key, f"{key} is {str(value)[:60]}, a list of whole numbers is needed", actual=value)
 

@@ -8,7 +8,7 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import ROPE_THETA_DEFAULT, Rope, draft_of, mapping, real, rope_of, target_of
+from eagle3lab.doctor.views import ROPE_THETA_DEFAULT, Rope, draft_of, mapping, real, rope_of, target_of, text_of
 
 _OTHER_NAMES = (
     "rope_base",
@@ -46,8 +46,8 @@ def rope_conversion(facts: Facts) -> Iterator[Finding]:
     """Compare effective settings, whatever the spelling."""
     source: Mapping[str, Any] = facts.mapping("source_config")
     converted: Mapping[str, Any] = facts.mapping("converted_config")
-    source = mapping(source.get("transformer_layer_config")) or mapping(source.get("text_config")) or source
-    converted = mapping(converted.get("transformer_layer_config")) or mapping(converted.get("text_config")) or converted
+    source = mapping(source.get("transformer_layer_config")) or text_of(source)
+    converted = mapping(converted.get("transformer_layer_config")) or text_of(converted)
     before, after = rope_of(source), rope_of(converted)
     if before.theta != after.theta:
         lost = "" if after.theta_found else " (none is written, so the default is taken)"

@@ -88,6 +88,7 @@ def _gauges(log: ServerLog) -> Finding:
         text = f"accept length {mean:.3g} is barely above 1.00 ({len(lengths)} log lines)"
         return warning("log", f"{text}; look at {', '.join(LOOK_AT)}", actual=mean, look_at=LOOK_AT, **evidence)
     each = "one forward pass" if log.interval == 1 else f"a mean over up to {log.interval} forward passes"
+    each = "a mean over its log interval" if log.engine == "vllm" else each
     text = f"accept length {min(lengths):g} to {max(lengths):g} in {len(lengths)} log lines, each {each}"
     return info("log", text, **evidence)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagle3lab.doctor.checks.disk import dtype_of
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.findings import Finding, error, info, warning
+from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, copied_rows, from_recipe, from_values
 from eagle3lab.doctor.views import id_list, mapping, real, whole
@@ -16,6 +16,8 @@ OUTLIER = 0.35
 """Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than half."""
 NONE_AGREES = 0.1
 """Best agreement below which nothing is in its place: there is no shard to measure the others by."""
+FITS = 0.2
+"""Agreement with another sample's tokens that is no accident: unrelated texts share a few per cent."""
 COSINE = 0.99
 ROUNDING = 1e-3
 """By so much a cosine of rows in bf16 may pass 1."""
@@ -120,13 +122,22 @@ def swapped(facts: Facts) -> Iterator[Finding]:
     for i, j in moved.items():
         if moved.get(j) != i:
             yield error("samples", f"sample {i} holds the states of sample {j}", **evidence)
+    late = {
+        i: by
+        for i in range(len(seen))
+        if i not in moved and (by := _displaced(seen[i], text_of[i], own[i])) is not None
+    }
+    for i, by in late.items():
+        place = "t" if by == 0 else f"t + {by}"
+        text = f"sample {i}: the head on row t gives the token at {place}, not at t + 1: its rows are displaced by one"
+        yield error("samples", text, actual=by, needed=1, sample=i, **evidence)
     wrong = [i for i in range(len(seen)) if i not in moved and len(text_of[i]) - len(seen[i]) not in (0, 1)]
     for i in wrong:
         text = f"sample {i} has {len(seen[i])} rows of states for {len(text_of[i])} tokens"
         yield error("samples", text, actual=len(seen[i]), needed=len(text_of[i]), **evidence)
-    if not moved and not wrong:
+    if not moved and not wrong and not late:
         yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
-    for group in copied_rows(str(facts.get("recipe") or "")):
+    for group in copied_rows(str(facts.get("recipe") or ""), max(map(len, seen), default=0)):
         yield repeated(group, "states", [group])
 
 
@@ -138,7 +149,18 @@ def _best(index: int, states: list[int], tokens: list[list[int]], own: float | N
         return index
     rates = [(agreement(states, other) or 0.0, -place) for place, other in enumerate(tokens)]
     top, place = max(rates)
-    return -place if top >= 0.5 and top > 2 * own else index
+    counted = top * min(len(states), len(tokens[-place]) - 1)
+    return -place if (top >= 0.5 or (top >= FITS and counted >= 2)) and top > 2 * own else index
+
+
+def _displaced(states: list[int], tokens: list[int], own: float | None) -> int | None:
+    """0 or 2 when the head on row t gives the token at t + 0 or t + 2 instead of t + 1; else None."""
+    for by in (0, 2):
+        pairs = list(zip(states, tokens[by:], strict=False))
+        share = sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
+        if len(pairs) > 1 and share >= 0.5 and share > 2 * (own or 0.0):
+            return by
+    return None
 
 
 def repeated(group: list[int], where: str, groups: list[list[int]]) -> Finding:
@@ -222,6 +244,9 @@ def same(facts: Facts) -> Iterator[Finding]:
 def batch_one(facts: Facts) -> Iterator[Finding]:
     """Cosine of each stored row with the same row captured alone."""
     cosines = [real(value) for value in facts.get("cosine_to_batch_1") or []]
+    if not cosines:
+        yield could_not("the rows against batch 1", "no cosine is given")
+        return
     limit = real(facts.get("threshold")) or COSINE
     impossible = [index for index, value in enumerate(cosines) if value is not None and abs(value) > 1 + ROUNDING]
     if impossible:

@@ -8,7 +8,7 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping
+from eagle3lab.doctor.views import mapping, text_of
 
 _ROTATIONS = ("rotation", "rotate", "hadamard", "quarot", "spinquant", "spin_quant")
 
@@ -24,7 +24,7 @@ _ROTATIONS = ("rotation", "rotate", "hadamard", "quarot", "spinquant", "spin_qua
 def target_rotated(facts: Facts) -> Iterator[Finding]:
     """A rotation in the quantisation settings is a warning, quantisation alone is told."""
     config = facts.mapping("target_config")
-    text = mapping(config.get("text_config"))
+    text = text_of(config)
     settings = mapping(config.get("quantization_config")) or mapping(text.get("quantization_config"))
     if not settings:
         return

@@ -17,7 +17,9 @@ from eagle3lab.doctor.templates import (
     Template,
     find_template,
     hits,
+    likely,
     replies,
+    template_of_header,
     token_mask,
 )
 from eagle3lab.doctor.views import mapping, whole
@@ -25,13 +27,17 @@ from eagle3lab.doctor.views import mapping, whole
 
 @dataclass(frozen=True)
 class Sample:
-    """One rendered conversation: tokens ([] when only text is known), its text, and the delimiters asked for."""
+    """One rendered conversation: tokens ([] when only text is known), its text, and the delimiters asked for.
+
+    header is None when neither a header nor a known template was given. family: whose end markers and turns hold, that
+    of the given header, else the template's, else the text's.
+    """
 
     tokens: list[str]
     text: str
     template: Template | None
     header: re.Pattern[str] | None
-    end: str
+    family: Template | None
     with_end: bool
     max_length: int | None
 
@@ -41,15 +47,16 @@ def sample_of(facts: Facts) -> Sample:
     given = facts.get("tokens")
     tokens = [str(token) for token in given] if isinstance(given, list) else []
     template = find_template(facts.get("template"))
-    header = facts.get("assistant_header")
-    pattern = re.compile(re.escape(header)) if isinstance(header, str) and header else None
+    header = str(facts.get("assistant_header") or "")
+    pattern = re.compile(re.escape(header)) if header else None
     policy = str(facts.get("policy") or "").lower()
+    text = "".join(tokens) if tokens else str(facts.get("text") or "")
     return Sample(
         tokens=tokens,
-        text="".join(tokens) if tokens else str(facts.get("text") or ""),
+        text=text,
         template=template,
         header=pattern or (template.header if template else None),
-        end=template.end if template else "",
+        family=template_of_header(header) or template or likely(text),
         with_end="not supervised" not in policy and "unsupervised" not in policy,
         max_length=whole(facts.get("max_length")),
     )
@@ -58,8 +65,8 @@ def sample_of(facts: Facts) -> Sample:
 @check(
     code="mask-empty",
     title="loss mask of a conversation",
-    reads=("template", "tokens|text"),
-    also=("assistant_header", "max_length", "policy", "tokenizer"),
+    reads=("template|assistant_header", "tokens|text"),
+    also=("max_length", "policy", "tokenizer"),
     rule="every sample supervises at least one token of a reply; 0 supervised tokens have no loss",
     fix="render with the target's own chat template and take the mask from render boundaries",
     symptom="loss 0.00 or nan from the first step, or a drafter that never learns",
@@ -72,7 +79,7 @@ def mask(facts: Facts) -> Iterator[Finding]:
     if sample.header is None:
         yield _unknown_template(facts, sample)
         return
-    found = replies(sample.text, sample.header, sample.end)
+    found = replies(sample.text, sample.header, sample.family)
     if not found:
         yield _no_header(facts, sample)
         return
@@ -127,12 +134,14 @@ def _no_header(facts: Facts, sample: Sample) -> Finding:
 
 
 def _unknown_template(facts: Facts, sample: Sample) -> Finding:
-    other = hits(sample.text)
-    suggest = max(other, key=lambda name: other[name], default=None)
-    name = str(facts.get("template"))[:40]
+    """The mask cannot be judged; text with delimiters that are known shows that the name is to blame."""
+    name, other = facts.get("template"), hits(sample.text)
+    suggest = sample.family.name if sample.family else None
+    asked = f"template {str(name)[:40]!r} is not known" if name else "no template is named"
     seen = f", the text looks like {suggest}" if suggest else ""
-    text = f"template {name!r} is not known{seen}: give its assistant_header"
-    return info("template", text, actual=name, hits=other, suggest=suggest)
+    told = warning if name and suggest else info
+    text = f"{asked}{seen}: give its assistant_header"
+    return told("template", text, actual=name and str(name)[:40], hits=other, suggest=suggest)
 
 
 def _thinking(sample: Sample, found: list[Reply]) -> Iterator[Finding]:
@@ -148,14 +157,25 @@ def _thinking(sample: Sample, found: list[Reply]) -> Iterator[Finding]:
             yield warning("reply", said, fix="regenerate it with more tokens", reply=number)
 
 
+_POSITIONS = r"\b(?:offsets?|positions?|fast)\b"
+_NO_OFFSETS = re.compile(
+    rf"\b(?:no|not|without|lacks?|lacking|missing|cannot|can't|doesn't)\b[^.,;]*{_POSITIONS}"
+    rf"|{_POSITIONS}(?: mapping)?\s*(?:[:=]|is|are)?\s*(?:none|null|false|no)\b"
+    rf"|{_POSITIONS}[^.,;]{{0,30}}\b(?:unavailable|unsupported|missing|absent|raises?|fails?"
+    r"|not (?:available|supported|implemented|given|returned))\b"
+    r"|(?<!not )\bslow\b"
+)
+
+
 def _no_offsets(tokenizer: Any) -> bool:
-    """Whether the tokenizer is said to give no character positions."""
+    """Whether the tokenizer is said to give no character positions, or is of the kind that has none."""
     described = mapping(tokenizer)
     if described:
-        flags = [described.get(key) for key in ("offsets", "offset_mapping", "is_fast", "fast")]
-        return any(flag is False for flag in flags)
-    text = str(tokenizer or "").lower()
-    return bool(re.search(r"\b(no|without|lacks?)\b[^.]*\b(offsets?|positions?)\b|\bslow\b|not fast", text))
+        fields = ("offsets", "offset_mapping", "is_fast", "fast", "name", "class", "tokenizer_class", "type")
+        given = [key for key in fields if key in described and (described[key] is not None or "offset" in key)]
+        tokenizer = ", ".join(f"{key}: {described[key]}" for key in given)
+    text = str(tokenizer or "").lower().replace("_", " ")
+    return bool(_NO_OFFSETS.search(text)) or ("tiktoken" in text and not re.search(_POSITIONS, text))
 
 
 @check(

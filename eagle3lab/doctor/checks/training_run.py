@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
@@ -13,9 +14,20 @@ from eagle3lab.doctor.views import mapping, real, whole
 
 PARTS = ("weights", "optimizer", "scheduler", "rng", "sampler")
 """What an exact resume needs, under the names of the case files."""
-ORDER_KEYS = ("data_seed", "seed", "sampler_seed", "shuffle_seed")
+ORDER_KEYS = ("data_seed", "seed", "sampler_seed", "shuffle_seed", "shuffle")
 DATA_KEYS = ("data", "data_sha256", "corpus", "corpus_sha256", "states", "states_sha256", "points", "convention")
 LAYOUT_KEYS = ("world_size", "data_parallel", "tensor_parallel", "gradient_accumulation", "batch_tokens", "batch_size")
+_WORD = r"(?:^|_)(?:{})(?:_|$)"
+_DATA = re.compile(_WORD.format("data|datasets?|corpus|states|layers?|resid|points|prompts"))
+_LAYOUT = re.compile(_WORD.format("world|ranks|gpus|n?nodes|nproc|parallel|dp|tp|accumulation|batch"))
+_BESIDE = re.compile(
+    _WORD.format(
+        "output|run|log|logging|logger|wandb|tensorboard|report|host|hostname|port|save|resume|workers|device|eval"
+    )
+    + "|^(?:checkpoint|ckpt)(?:_|$)|_every$"
+)
+"""Settings whose names are none of the above: what is fed, how it is dealt out, and what lies beside the training."""
+ACCUMULATION_KEYS = ("gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps")
 SAME_LOSS = 1e-6
 """Relative: losses printed with six digits and equal beyond are the same run."""
 
@@ -37,12 +49,16 @@ def complete(facts: Facts) -> Iterator[Finding]:
     missing = [part for part in PARTS if not run.get(part)]
     scheduler = mapping(run.get("scheduler"))
     at = whole(scheduler.get("last_step", scheduler.get("last_epoch"))) if scheduler else None
-    apart = at is not None and abs(at - step) > 1
-    if not missing and not apart:
+    taken = whole(mapping(run.get("optimizer")).get("step"))
+    # A step of the run may be a micro-step: the scheduler and the optimiser then make one of several.
+    each = next((n for key in ACCUMULATION_KEYS if (n := whole(run.get(key)))), 1)
+    apart, behind = (one is not None and all(abs(one * n - step) > n for n in {1, each}) for one in (at, taken))
+    if not missing and not apart and not behind:
         yield info("run", f"step {step} can be resumed exactly", step=step)
         return
     parts = [f"{', '.join(missing)} missing"] if missing else []
     parts += [f"the scheduler stands at step {at}, the run at {step}"] if apart else []
+    parts += [f"the optimizer stands at step {taken}, the run at {step}"] if behind else []
     text = f"cannot be resumed exactly: {'; '.join(parts)}"
     yield error("run", text, actual=missing, missing=missing, step_in_scheduler=at, step=step)
 
@@ -64,10 +80,16 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
     rows = [
         (whole(row[0]), real(row[1])) for row in facts.get("log_lr") or [] if isinstance(row, list) and len(row) > 1
     ]
-    known = sorted({(step, rate) for step, rate in rows if step is not None and rate is not None})
+    written = [(step, rate) for step, rate in rows if step is not None and rate is not None]
+    known = sorted(set(written))
     step = whole(mapping(facts.get("run")).get("step"))
     if step == 0 or len(known) < 2:
         return
+    for (before_at, before), (at, after) in pairwise(written):
+        if step is not None and at <= 1 < step <= before_at + 1:
+            text = f"learning rate jumps back to the start of its schedule: step {before_at} is followed by step {at}"
+            yield error("learning rate", text, actual=after, at=at, before=before, after=after)
+            return
     slope: float | None = None
     for (before_at, before), (at, after) in pairwise(known):
         if at == before_at:
@@ -78,6 +100,7 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
         steady = slope is not None and abs(new_slope) <= 5 * abs(slope)
         far = before > 0 and (after < before / 2 or after > before * 2)
         far = far or (slope is not None and step is not None and abs(after - before) > 0.05 * before > 0)
+        far = far or (slope is not None and before == 0 < after)  # the schedule had ended
         if resumed and far and not steady and (step is not None or after == 0):
             text = f"learning rate jumps at step {at}: {before:g} to {after:g}"
             yield error("learning rate", text, actual=after, at=at, before=before, after=after)
@@ -95,25 +118,29 @@ def settings(facts: Facts) -> Iterator[Finding]:
     """Every setting that both sides name and that differs."""
     run, now = mapping(facts.get("run")), mapping(facts.get("resume_with"))
     for key in now:
-        if key in run and run[key] != now[key]:
-            yield _differs(str(key), run[key], now[key])
+        if key in run and run[key] != now[key] and str(run[key]) != str(now[key]):
+            yield from _differs(str(key), run[key], now[key])
     unknown = [str(key) for key in now if key not in run]
     if unknown:
         text = f"could not check {', '.join(unknown)[:120]} because the checkpoint does not tell"
         yield info("resume_with", text, unknown=unknown[:20])
 
 
-def _differs(key: str, saved: Any, now: Any) -> Finding:
-    shown = f"saved {str(saved)[:40]}, now {str(now)[:40]}"
+def _differs(key: str, saved: Any, now: Any) -> Iterator[Finding]:
+    shown, name = f"saved {str(saved)[:40]}, now {str(now)[:40]}", key.lower().replace("-", "_")
+    beside, layout = _BESIDE.search(name), _LAYOUT.search(name)
     if key in ORDER_KEYS:
         text = f"sample order differs: {key} {shown}"
-        return error(key, text, actual=now, fix=f"resume with {key} {saved}", saved_seed=saved, now=now)
-    if key in DATA_KEYS:
-        return error(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
-    if key in LAYOUT_KEYS:
+        yield error(key, text, actual=now, fix=f"resume with {key} {saved}", saved_seed=saved, now=now)
+    elif key in DATA_KEYS or (_DATA.search(name) and not beside and not layout):
+        yield error(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
+    elif key in LAYOUT_KEYS or layout:
         text = f"sharding changed: {key} {shown}; samples are dealt out anew"
-        return warning(key, text, actual=now, saved=saved, now=now)
-    return warning(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
+        yield warning(key, text, actual=now, saved=saved, now=now)
+    elif beside:
+        yield info(key, f"{key} changed: {shown}; it is no part of the training", saved=saved, now=now)
+    else:
+        yield warning(key, f"{key} changed: {shown}", actual=now, saved=saved, now=now)
 
 
 @check(

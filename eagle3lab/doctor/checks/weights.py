@@ -8,7 +8,7 @@ from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.doctor import tensor_names as names
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
-from eagle3lab.doctor.inventory import is_other_method, rename_hints, take
+from eagle3lab.doctor.inventory import is_other_method, is_quantised, rename_hints, take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of
 
@@ -33,22 +33,22 @@ def _some(items: list[str]) -> str:
 def weights_prefix(facts: Facts) -> Iterator[Finding]:
     """A wrapper's prefix (module., draft_model.) hides the names; the missing keys have the same cause."""
     inventory = take(facts)
-    if inventory is None or not inventory.prefix or len(inventory.unknown) < 2:
+    if inventory is None or not inventory.prefix:
         return
-    total, count = len(inventory.headers), len(inventory.unknown)
+    total, count, missing = len(inventory.headers), len(inventory.behind), len(inventory.hidden)
     who = "vLLM puts before every name itself" if inventory.prefix == "model." else "no loader knows"
     found = inventory.survivors and not _logged(facts)
     kept = f" ({_some(inventory.survivors)} are still found by substring)" if found else ""
     yield error(
         "draft weights",
         f"{count} of {total} keys stand behind the prefix {inventory.prefix!r}, which {who}{kept}; "
-        + ("vLLM refuses them aloud" if _logged(facts) else f"{len(inventory.missing)} tensors stay uninitialised"),
+        + ("vLLM refuses them aloud" if _logged(facts) else f"{missing} tensors stay uninitialised"),
         fix=f"strip {inventory.prefix}",
         prefix=inventory.prefix,
         unmatched=f"{count} of {total}",
         keys_unmatched=count,
         keys=total,
-        missing=len(inventory.missing),
+        missing=missing,
         engine_logs_it=_logged(facts),
     )
 
@@ -67,11 +67,9 @@ def _logged(facts: Facts) -> bool:
     symptom=_SILENT,
 )
 def weights_unknown(facts: Facts) -> Iterator[Finding]:
-    """Renamed tensors with a hint; strays that were trained and are never applied."""
+    """Renamed tensors with a hint; strays that were trained and are never applied. Of a prefix its own check tells."""
     inventory = take(facts)
-    if inventory is None or (inventory.prefix and len(inventory.unknown) > 1):
-        return
-    if is_other_method(facts, inventory.headers):
+    if inventory is None or is_other_method(facts, inventory.headers):
         return
     unknown = inventory.unknown
     if not (inventory.whole or draft_of(facts).eagle3_class):
@@ -80,17 +78,23 @@ def weights_unknown(facts: Facts) -> Iterator[Finding]:
         if not lost:
             continue
         them = "it" if len(lost) == 1 else "them"
-        other, does = ("vLLM", "SGLang drops") if engine == "sglang" else ("SGLang", "vLLM refuses")
-        text = f"{_some(lost)}: {other} reads {them}, {does} {them} {'without a word' if other == 'vLLM' else 'aloud'}"
-        tell = warning if engine == "sglang" else info
+        other, who = ("vLLM", "SGLang") if engine == "sglang" else ("SGLang", "vLLM")
+        loud = engine != "sglang" and not inventory.all_quiet(lost)
+        does = f"refuses {them} aloud" if loud else f"drops {them} without a word"
+        text = f"{_some(lost)}: {other} reads {them}, {who} {does}"
+        own = engine == "sglang" and draft_of(facts).qwen3  # a class of vLLM's alone
+        tell = info if loud or own else warning
         yield tell("draft weights", text, actual=lost[:50], engine=engine)
     if not unknown:
         return
     hints = rename_hints(inventory)
     told = f"; meant: {', '.join(f'{old} is {new}' for old, new in hints.items())}" if hints else ""
-    logged = _logged(facts)
-    who = "vLLM refuses it aloud" if logged else "SGLang drops it without a word"
-    who += ", vLLM refuses it aloud" if not logged and len(facts.engines) > 1 else ""
+    quiet = inventory.all_quiet(unknown)
+    logged = _logged(facts) and not quiet
+    vllm = f"vLLM {'drops it without a word' if quiet else 'refuses it aloud'}"
+    who = vllm if _logged(facts) else "SGLang drops it without a word"
+    if not _logged(facts) and len(facts.engines) > 1:
+        who = "SGLang and vLLM drop it without a word" if quiet else f"{who}, {vllm}"
     plural = "s" if len(unknown) > 1 else ""
     yield error(
         unknown[0] if len(unknown) == 1 else "draft weights",
@@ -140,14 +144,14 @@ def weights_adapter(facts: Facts) -> Iterator[Finding]:
     symptom=_SILENT,
 )
 def weights_missing(facts: Facts) -> Iterator[Finding]:
-    """Names and shapes of what is not there."""
+    """Names and shapes of what is not there, behind a prefix neither."""
     inventory = take(facts)
     if inventory is None:
         if facts.has("draft_headers"):
             yield error("draft weights", "the file holds no tensor", actual=0, count=0)
         return
-    if is_other_method(facts, inventory.headers) or (inventory.prefix and len(inventory.unknown) > 1):
-        return  # of a prefix `weights-prefix` tells
+    if is_other_method(facts, inventory.headers):
+        return
     for engine, unset in inventory.unset.items():
         if unset and inventory.whole:
             which = "SGLang" if engine == "sglang" else "vLLM"
@@ -314,7 +318,7 @@ def weights_dtype(facts: Facts) -> Iterator[Finding]:
         told = ", ".join(stored)
         yield info("torch_dtype", f"stored {told}, config says {name}", actual=name, stored=stored, config=name)
     odd = sorted({d for d in stored if d[:1] in "IU" and not d.startswith("F")})
-    if odd and "quantization_config" not in draft.config:
+    if odd and not is_quantised(draft):
         yield warning(
             "draft weights",
             f"weights are stored as {', '.join(odd)} and config.json has no quantization_config",

@@ -114,7 +114,7 @@ def width_attention(facts: Facts) -> Iterator[Finding]:
     hidden = draft.hidden
     if inventory is None or not hidden or is_other_method(facts, inventory.headers):
         return
-    for part in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa", "qkv_proj"):
+    for part in names.READS_BOTH:
         name = f"midlayer.self_attn.{part}.weight"
         shape = inventory.shape(name)
         if shape and len(shape) == 2 and shape[1] != 2 * hidden:
@@ -162,11 +162,16 @@ def width_others(facts: Facts) -> Iterator[Finding]:
 
 
 def _expectations(facts: Facts, inventory: Inventory) -> dict[str, tuple[int | None, ...]]:
-    """Required shapes without the parts that other checks judge, and the optional tensors."""
+    """Required shapes without the parts that other checks judge, fused and optional tensors."""
     draft, target = draft_of(facts), target_of(facts)
     expected = dict(inventory.required)
     expected.pop("fc.weight", None)
-    for part in ("q_proj", "k_proj", "v_proj", "q_a_proj", "kv_a_proj_with_mqa"):
+    for name in inventory.fused:
+        parts = [inventory.required.get(part) for part in names.fused_parts(name)]
+        rows = [part[0] for part in parts if part is not None and part[0] is not None]
+        if parts[0] is not None:
+            expected[name] = (sum(rows) if len(rows) == len(parts) else None, *parts[0][1:])
+    for part in names.READS_BOTH:
         name = f"midlayer.self_attn.{part}.weight"
         if name in expected:
             expected[name] = (expected[name][0], None)

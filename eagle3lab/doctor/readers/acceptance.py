@@ -87,10 +87,13 @@ def read_metrics(text: str, source: str, facts: Facts) -> None:
     if counts is not None:
         facts.put("acceptance", json.loads(json.dumps(counts.to_json())), source)
         return
-    gauges = {name: real(_number(value)) for name, value in _GAUGE.findall(text)}
+    # SGLang exports its gauges from the start, at 0, with speculation or without: 0 is no reading
+    gauges = {name: number for name, value in _GAUGE.findall(text) if (number := real(_number(value)))}
     length, steps = gauges.get("spec_accept_length"), gauges.get("spec_num_steps")
     if length is None:
-        facts.could_not("acceptance", f"{source} holds no counter above 0: no verify step yet, or speculation is off")
+        facts.could_not(
+            "acceptance", f"{source} holds no counter or gauge above 0: no verify step yet, or speculation is off"
+        )
         return
     facts.put("accept_length", length, f"{source}: sglang:spec_accept_length, a gauge")
     if steps is not None and whole(steps):

@@ -20,7 +20,6 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_bytes, read_json
 from eagle3lab.doctor.readers.weightfiles import add_index, read_headers
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.tensor_names import is_map
 
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
@@ -91,6 +90,9 @@ def _open(
         rule = "a folder, a config.json or a .safetensors file"
         raise UsageError(f"--{what} {path} is neither", rule=rule, fix=f"give --{what} the checkpoint's folder")
     config = _config(config_file, facts) if config_file else None
+    beside = path / "hf_quant_config.json"
+    if config is not None and not only and path.is_dir() and beside in entries:
+        _add_quantisation(config, beside, facts)
     return config, read_headers(files, facts), path if path.is_dir() else path.parent
 
 
@@ -112,6 +114,19 @@ def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
     if parsed.not_finite:
         facts.broken(str(path), f"NaN or infinity at {', '.join(parsed.not_finite[:5])}, which is not JSON")
     return parsed.value
+
+
+def _add_quantisation(config: dict[str, Any], path: Path, facts: Facts) -> None:
+    """Read ModelOpt's own file where both engines do: when config.json declares no quantisation."""
+    if config.get("quantization_config") is not None:
+        return
+    try:
+        value = read_json(path).value
+    except ReadError as error:
+        facts.broken(str(path), error.what)
+        return
+    if isinstance(value, dict):
+        config["quantization_config"] = value
 
 
 def _weight_files(folder: Path, entries: list[Path], only: tuple[str, ...], facts: Facts) -> list[Path]:
@@ -142,13 +157,13 @@ def _find(headers: list[Header], wanted: str) -> tuple[Header, str] | None:
 
 def _maps(headers: list[Header], facts: Facts) -> None:
     """Read d2t and t2d (small always); a file that is mostly holes has no contents to judge."""
-    for fact, spellings in (("d2t", ("d2t", "draft_id_to_target_id")), ("t2d", ("t2d",))):
-        place = next((hit for name in spellings if (hit := _find(headers, name))), None)
+    for fact in ("d2t", "t2d"):
+        place = _find(headers, fact)
         if place is None:
             continue
         header, name = place
         entry = header.tensors[name]
-        if not is_map(name) or entry.count > MAP_LIMIT or len(entry.shape) != 1:
+        if entry.count > MAP_LIMIT or len(entry.shape) != 1:
             facts.could_not(f"the contents of {name}", f"its shape is {list(entry.shape)}, one dimension is needed")
             continue
         try:

@@ -1,7 +1,8 @@
 """`--corpus FILE` and `--tokenizer DIR`: training data in JSON lines, and what the tokenizer's template makes of it.
 
 Rows are read in the forms of the field: `messages` or `conversations` (role and content, or from and value), `prompt`
-and `reply`, `text`, or ready `input_ids` with `loss_mask`. Of a long file the first `ROWS` rows are looked at.
+and `reply`, `text`, or ready `input_ids` with `loss_mask` or `labels`. A JSON array is read as its rows. Of a long file
+the first `ROWS` rows are looked at.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.templates import hits
-from eagle3lab.doctor.views import mapping
+from eagle3lab.doctor.views import items, mapping
 
 ROWS = 2000
+IGNORED = -100
+"""The label that the cross-entropy of every common trainer leaves out."""
 RENDERED = 300
 """Rows that are rendered with the tokenizer: enough to see a mask that is empty or a template that fails."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -41,11 +44,9 @@ def read(value: str, facts: Facts) -> None:
         facts.could_not(f"rows of {path.name} after the first {len(rows)}", f"a visit reads {ROWS} rows")
     report = summary(rows)
     facts.put("corpus", {**report, "broken_lines": broken[:50], "path": str(path)}, str(path))
-    supervised = [
-        sum(bool(mark) for mark in row["loss_mask"]) for row in rows if isinstance(row.get("loss_mask"), list)
-    ]
+    supervised = [sum(marks) for row in rows if (marks := _marks(row)) is not None]
     if supervised and not facts.has("samples_supervised_tokens"):
-        facts.put("samples_supervised_tokens", supervised, f"{path}: loss_mask")
+        facts.put("samples_supervised_tokens", supervised, f"{path}: loss_mask or labels")
 
 
 def _lines(path: Path) -> tuple[list[str], bool]:
@@ -55,10 +56,24 @@ def _lines(path: Path) -> tuple[list[str], bool]:
         raise ReadError(f"{path} is not a regular file")
     with opener(path, "rb") as handle:
         raw = handle.read(TEXT_LIMIT + 1)
-    lines = raw[:TEXT_LIMIT].decode("utf-8-sig", "replace").splitlines()
+    text = raw[:TEXT_LIMIT].decode("utf-8-sig", "replace")
     complete = len(raw) <= TEXT_LIMIT
+    if (array := _array(text) if complete else None) is not None:
+        return array, True
+    lines = text.splitlines()
     kept = [line for line in (lines if complete else lines[:-1]) if line.strip()]
     return kept, complete
+
+
+def _array(text: str) -> list[str] | None:
+    """The items of a JSON array as lines, None when the text is something else."""
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return [json.dumps(item) for item in value]
 
 
 def _rows(lines: list[str]) -> tuple[list[Mapping[str, Any]], list[int]]:
@@ -76,25 +91,56 @@ def _rows(lines: list[str]) -> tuple[list[Mapping[str, Any]], list[int]]:
     return rows, broken
 
 
-def messages_of(row: Mapping[str, Any]) -> list[dict[str, str]] | None:
-    """Role and content of a row, None when it is in none of the chat forms."""
+def _ids(row: Mapping[str, Any], key: str) -> list[Any] | None:
+    """The list under this key (a batch of one is unpacked), None when there is none."""
+    value = row.get(key)
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    return value if isinstance(value, list) else None
+
+
+def _marks(row: Mapping[str, Any]) -> list[bool] | None:
+    """Which tokens the row itself supervises: by its loss_mask, else by labels other than -100."""
+    if (mask := _ids(row, "loss_mask")) is not None:
+        return [bool(mark) for mark in mask]
+    labels = _ids(row, "labels")
+    return None if labels is None else [label != IGNORED for label in labels]
+
+
+def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Role and content of a row, with the tool calls of a turn; None when it is in none of the chat forms."""
     listed = next(
         (row[key] for key in ("messages", "conversations", "conversation") if isinstance(row.get(key), list)), None
     )
     if listed is None:
         prompt = row.get("prompt", row.get("instruction"))
-        reply = next((row[key] for key in ("reply", "response", "output", "completion") if key in row), None)
+        keys = [key for key in ("reply", "response", "output", "completion") if key in row]
         if not isinstance(prompt, str):
             return None
-        found = [{"role": "user", "content": prompt}]
-        return found if reply is None else [*found, {"role": "assistant", "content": str(reply)}]
+        found: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
+        reply = "" if not keys or row[keys[0]] is None else str(row[keys[0]])
+        return [*found, {"role": "assistant", "content": reply}] if keys else found
     found = []
     for item in listed:
         turn = mapping(item)
         role = str(turn.get("role", turn.get("from", "")))
-        content = turn.get("content", turn.get("value"))
-        found.append({"role": _ROLES.get(role, role), "content": content if isinstance(content, str) else ""})
+        calls = turn.get("tool_calls")
+        if not calls and isinstance(turn.get("function_call"), dict):
+            calls = [{"type": "function", "function": turn["function_call"]}]
+        content = _content(turn.get("content", turn.get("value")))
+        found.append({"role": _ROLES.get(role, role), "content": content, **({"tool_calls": calls} if calls else {})})
     return found
+
+
+def _content(value: Any) -> str:
+    """The text of a turn, which may be a list of parts such as {type: text, text: ...}."""
+    parts = [part if isinstance(part, str) else mapping(part).get("text") for part in items(value)]
+    return value if isinstance(value, str) else "".join(part for part in parts if isinstance(part, str))
+
+
+def _says(turn: Mapping[str, Any]) -> bool:
+    """Whether the turn has text or calls a tool."""
+    return bool(turn["content"].strip() or turn.get("tool_calls"))
 
 
 def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,8 +149,12 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     empty: list[int] = []
     unclosed: list[int] = []
     unknown: list[int] = []
+    uneven: list[int] = []
     templates: dict[str, int] = {}
     for index, row in enumerate(rows):
+        ids, marks = _ids(row, "input_ids"), _marks(row)
+        if ids is not None and marks is not None and len(ids) != len(marks):
+            uneven.append(index)
         turns = messages_of(row)
         text = row.get("text")
         if turns is None and isinstance(text, str):
@@ -115,14 +165,15 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
             if not isinstance(row.get("input_ids"), list):
                 unknown.append(index)
             continue
-        replies = [turn["content"] for turn in turns if turn["role"] == "assistant"]
+        replies = [turn for turn in turns if turn["role"] == "assistant"]
         if not replies:
             no_reply.append(index)
-        elif not any(reply.strip() for reply in replies):
+        elif not any(_says(reply) for reply in replies):
             empty.append(index)
-        if any(reply.count("<think>") > reply.count("</think>") for reply in replies):
+        if any(reply["content"].count("<think>") > reply["content"].count("</think>") for reply in replies):
             unclosed.append(index)
     listed = {"no_reply": no_reply, "empty_reply": empty, "thinking_not_closed": unclosed, "unknown_form": unknown}
+    listed["mask_length"] = uneven
     counts = {f"{name}_count": len(items) for name, items in listed.items()}
     return {"samples": len(rows), **counts, **{k: v[:50] for k, v in listed.items()}, "templates": templates}
 
@@ -194,12 +245,14 @@ def _render(folder: Path, path: Path, facts: Facts) -> None:
         facts.could_not(f"the mask of {len(rows) - RENDERED} rows", f"{RENDERED} rows are rendered")
 
 
-def _supervised(tokenizer: Any, turns: list[dict[str, str]]) -> int:
+def _supervised(tokenizer: Any, turns: list[dict[str, Any]]) -> int:
     total = 0
     for place, turn in enumerate(turns):
-        if turn["role"] == "assistant" and turn["content"].strip():
+        if turn["role"] == "assistant" and _says(turn):
             before = tokenizer.apply_chat_template(turns[:place], add_generation_prompt=True, tokenize=False)
             after = tokenizer.apply_chat_template(turns[: place + 1], tokenize=False)
-            reply = after[len(before) :] if after.startswith(before) else turn["content"]
+            reply = (
+                after[len(before) :] if after.startswith(before) else turn["content"] or json.dumps(turn["tool_calls"])
+            )
             total += len(tokenizer(reply, add_special_tokens=False)["input_ids"])
     return total

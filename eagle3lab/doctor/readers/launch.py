@@ -73,6 +73,8 @@ KNOWN = (
 _ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
 _SPECULATIVE = re.compile(r"--speculative|--spec[-_](method|model|tokens)\b|-sc(?=[.=]|$)")
 _MODEL = re.compile(r"--model")
+_LISTED = re.compile(r"\s*(?:CMD|ENTRYPOINT)?\s*(\[\s*\".*\])\s*", re.DOTALL)
+"""A launch line as a JSON list of words, as in a Dockerfile."""
 _MORE = re.compile(r"\$[{(]?(\w*(ARG|OPT|FLAG|EXTRA|PARAM|SPEC)\w*|[@*]|\w+\[)", re.IGNORECASE)
 _SUFFIXES = {
     "context-length": {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30},
@@ -249,6 +251,7 @@ def read(value: str, facts: Facts) -> None:
     """`--launch`: a launch line, or the path of a shell script or of a YAML or JSON file with the flags."""
     path = Path(value)
     is_path = "\n" not in value and " " not in value.strip() and not value.startswith("-")
+    is_path = is_path and not _LISTED.fullmatch(value)
     try:
         if is_path:
             path = existing(value, "--launch")
@@ -258,7 +261,7 @@ def read(value: str, facts: Facts) -> None:
         if is_path and path.suffix.lower() in (".yaml", ".yml", ".json"):
             parsed = parse_json(text, source).value if path.suffix.lower() == ".json" else parse_yaml(text, source)
             args, env = _from_config(parsed, source)
-        elif listed := re.fullmatch(r"\s*(?:CMD|ENTRYPOINT)?\s*(\[\s*\".*\])\s*", text, re.DOTALL):
+        elif listed := _LISTED.fullmatch(text):
             args, env = _from_config(parse_json(listed[1], source).value, source)
         else:
             words, others = _server(text)

@@ -1,0 +1,183 @@
+"""States given by a recipe, samples under other tokens, values in 8 bits, and what a resume may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle3lab.doctor.rows import copied_rows, from_recipe
+
+from .conftest import visit_facts
+
+SHAPE, POINTS, H = (5, 12), (2, 18, 33), 4
+WHOLE = {"step": 100, "weights": True, "optimizer": True, "scheduler": {"last_step": 100}, "rng": True, "sampler": True}
+
+
+def serious(values: dict[str, Any], engine: str = "") -> list[tuple[str, str]]:
+    return [(f.severity, f.message) for f in visit_facts(values, engine).findings if f.severity != "info"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "rows", "columns"),
+    [
+        ("ones; row 2 all NaN", [2], range(12)),
+        ("ones; column 5 = nan", range(5), [5]),
+        ("ones; columns 3..5 all NaN", range(5), [3, 4, 5]),
+        ("ones; all rows NaN", range(5), range(12)),
+        ("ones; every row is NaN", range(5), range(12)),
+        ("ones; block 1 of row 2 all NaN", [2], [4, 5, 6, 7]),
+        ("ones; point 18 of row 2 is NaN", [2], [4, 5, 6, 7]),
+        ("ones; row 2 NaN in the last point", [2], [8, 9, 10, 11]),
+        ("ones; the last two rows are NaN", [3, 4], range(12)),
+        ("ones; rows 1 and 3, columns 0 to 1 all NaN", [1, 3], [0, 1]),
+        ("ones; the last row is NaN in every point", [4], range(12)),
+        ("ones, row 3 all NaN", [3], range(12)),
+        ("randn; row 2 all NaN", [2], range(12)),
+        ("uniform(0, 1); row 2 all NaN", [2], range(12)),
+        ("normal(0, 1), row 2 all NaN", [2], range(12)),
+    ],
+)
+def test_recipes(recipe: str, rows: Any, columns: Any) -> None:
+    values = from_recipe(recipe, SHAPE, points=POINTS, block=H)
+    assert values is not None
+    wanted = np.zeros(SHAPE, dtype=bool)
+    wanted[np.ix_(list(rows), list(columns))] = True
+    np.testing.assert_array_equal(np.isnan(values), wanted)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "ones; row 9 all NaN",
+        "ones; point 7 is NaN",
+        "ones; points 18 and 7 are NaN",
+        "ones; row 2 is strange",
+        "ones; 3",
+        "ones; row 2 NaN or zero",
+        "something",
+        "uniform(1, 0)",
+    ],
+)
+def test_recipes_that_say_nothing(recipe: str) -> None:
+    assert from_recipe(recipe, SHAPE, points=POINTS, block=H) is None
+
+
+@pytest.mark.parametrize(
+    ("recipe", "group"),
+    [
+        ("rows 3 and 4 are bit-equal copies of row 2", [2, 3, 4]),
+        ("rows 3..4 are bit-equal copies of row 2", [2, 3, 4]),
+        ("row 4 is a copy of row 3", [3, 4]),
+        ("rows 2, 3 and 4 are bit-equal", [2, 3, 4]),
+        ("rows 2 to 4 are identical", [2, 3, 4]),
+        ("the last two rows are bit-equal copies of row 2", [2, 3, 4]),
+        ("ones; row 4 equals row 3 bit for bit", [3, 4]),
+        ("row t of a sample is 3 x one-hot(argmax) plus 0.01 x t in every column", None),
+        ("no two rows are equal", None),
+        ("row 4 does not equal row 3", None),
+        ("row 4 is a copy", None),
+    ],
+)
+def test_copies(recipe: str, group: list[int] | None) -> None:
+    assert copied_rows(recipe, 5) == ([group] if group else [])
+
+
+def test_swaps_at_ordinary_agreement() -> None:
+    """A real target agrees with a third of its text: the swapped samples fit each other no better."""
+    given = {"tokens": [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]], "recipe": ""}
+    [(severity, said)] = serious(given | {"state_rows_argmax": [[8, 9, 0, 0, 0, 0], [2, 3, 0, 0, 0, 0]]})
+    assert severity == "error" and "samples 0 and 1 are swapped" in said
+    assert not serious(given | {"state_rows_argmax": [[2, 3, 0, 0, 0, 0], [8, 9, 0, 0, 0, 0]]})
+    chance = serious(given | {"state_rows_argmax": [[8, 0, 0, 0, 0, 0], [8, 9, 10, 0, 0, 0]]})
+    assert "swapped" not in str(chance) and "holds the states" not in str(chance)
+
+
+@pytest.mark.parametrize(("argmax", "place"), [([1, 2, 3, 4, 5], "at t,"), ([3, 4, 5, 0, 0], "at t + 2,")])
+def test_displaced_rows(argmax: list[int], place: str) -> None:
+    [(severity, said)] = serious({"tokens": [[1, 2, 3, 4, 5]], "state_rows_argmax": [argmax], "recipe": ""})
+    assert severity == "error" and place in said
+
+
+def test_repeated_tokens_are_not_displaced() -> None:
+    assert not serious({"tokens": [[5, 5, 5, 5, 5]], "state_rows_argmax": [[5, 5, 5, 5, 5]], "recipe": ""})
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "becomes"),
+    [
+        (70000.0, "F8_E5M2", "inf"),
+        (-70000.0, "float8_e5m2", "-inf"),
+        (60000.0, "F8_E5M2", None),  # rounded down to 57344
+        (50000.0, "F8_E5M2", None),
+        (500.0, "F8_E4M3", "448"),
+        (460.0, "F8_E4M3", None),
+        (70000.0, "F16", "inf"),
+        (70000.0, "BF16", None),
+    ],
+)
+def test_a_value_in_a_small_type(value: float, dtype: str, becomes: str | None) -> None:
+    said = serious({"value": value, "dtype_after": dtype})
+    assert (becomes is None) == (said == []), said
+    if becomes:
+        assert said[0][0] == "error" and f"becomes {becomes}," in said[0][1]
+
+
+@pytest.mark.parametrize(
+    ("key", "saved", "now", "severity"),
+    [
+        *[
+            (key, "a", "b", None)
+            for key in ("output_dir", "resume_from", "checkpoint", "run_name", "wandb_id", "log_dir")
+        ],
+        *[(key, 1, 2, None) for key in ("num_workers", "log_every", "save_every", "eval_every", "data_workers")],
+        *[(key, "a", "b", "error") for key in ("dataset", "data_path", "train_data", "corpus_path", "dataset_name")],
+        *[(key, [2, 15], [3, 16], "error") for key in ("layer_ids", "aux_layers", "capture_layers", "resid_pre")],
+        ("shuffle", True, False, "error"),
+        *[(key, 8, 4, "warning") for key in ("num_gpus", "dp_size", "per_device_batch_size", "data_parallel_size")],
+        *[(key, 8, 4, "warning") for key in ("learning_rate", "train_steps", "model_name", "target_checkpoint")],
+        ("world_size", 8, "8", None),
+    ],
+)
+def test_settings_of_a_resume(key: str, saved: Any, now: Any, severity: str | None) -> None:
+    said = serious({"run": WHOLE | {key: saved}, "resume_with": {key: now}})
+    assert [one for one, _ in said] == ([severity] if severity else []), said
+
+
+@pytest.mark.parametrize(
+    ("rows", "at"),
+    [
+        ([[98, 2e-6], [99, 1e-6], [100, 0.0], [101, 1e-4]], 101),  # back at its peak after the schedule's end
+        ([[99, 9.1e-5], [100, 9e-5], [0, 0.0], [1, 1e-6]], 0),  # the counter starts again
+        ([[98, 2e-6], [99, 1e-6], [100, 0.0], [101, 0.0]], None),
+        ([[99, 9.1e-5], [100, 9e-5], [99, 9.1e-5], [100, 9e-5], [101, 8.9e-5]], None),  # goes on from an older step
+    ],
+)
+def test_learning_rates_at_the_ends(rows: list[list[float]], at: int | None) -> None:
+    said = [message for severity, message in serious({"run": WHOLE, "log_lr": rows}) if severity == "error"]
+    assert len(said) == (at is not None)
+    if at is not None:
+        assert f"step {at}" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"step": 400, "gradient_accumulation": 4}, None),
+        ({"step": 400}, "scheduler stands at step 100"),
+        ({"optimizer": {"step": 0}}, "optimizer stands at step 0"),
+        ({"optimizer": {"step": 100}}, None),
+    ],
+)
+def test_what_stands_at_which_step(change: dict[str, Any], word: str | None) -> None:
+    said = serious({"run": WHOLE | change})
+    assert (word is None) == (not said) and (word or "") in str(said)
+
+
+def test_vllms_capture_line_and_its_old_options() -> None:
+    config = '{"method":"extract_hidden_states","num_speculative_tokens":1,"draft_model_config":{"hf_config":{}}}'
+    good = serious({"launch_args": ["serve", "T", "--speculative-config", config]}, "vllm")
+    assert "draft_model_config" not in str(good)
+    old = serious({"launch_args": ["serve", "T", "--speculative-model", "D", "--num-speculative-tokens", "3"]}, "vllm")
+    assert [severity for severity, said in old if "no option of vLLM any more" in said] == ["error", "error"]
