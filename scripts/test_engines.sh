@@ -6,7 +6,7 @@
 # tests are skipped, and the exit code is that of the others. What is installed and does not work is a failure.
 #
 # Measured from nothing, downloads included, on 2 x86-64 cores: 15 minutes; the two lanes took 741 s each (17 and 37 tests).
-# On an older processor without AVX-512 the lanes took 30 minutes.
+# On an older processor without AVX-512 the lanes took 24 and 26 minutes.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 BIN="${VENV:-.venv}/bin"
