@@ -18,7 +18,7 @@ export VENV
 BIN := $(VENV)/bin
 NOTEBOOK_TIMEOUT ?= 600
 
-# File by file in WORKERS processes of one thread: tests wait and interpret more than they multiply. 12.5 min for 27.
+# File by file in WORKERS processes of one thread: tests wait and interpret more than they multiply (2 cores: 13 min, not 27).
 UNIT = OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests tests/notebooks -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # $(call extra,MODULE,EXTRA): what only one target needs is installed when that target is asked for.

@@ -17,38 +17,15 @@ from typing import Any
 RESULT_KEYS = frozenset(
     {"accept_length", "accept_length_interval", "accepted_per_step", "accept_rate", "joint", "conditional", "counts"}
     | {"per_prompt", "histogram", "verify_steps", "accepted", "proposed", "generated_tokens", "tokens_per_second"}
-    | {
-        "per_depth",
-        "per_position",
-        "drafts",
-        "drafted",
-        "correct_drafts",
-        "completion_tokens",
-        "acceptance",
-        "alpha",
-        "al",
-    }
+    | {"per_depth", "per_position", "drafts", "drafted", "correct_drafts", "completion_tokens", "acceptance"}
+    | {"alpha", "al"}
     | {"timing", "name", "label", "drafter", "draft", "note", "source"}
 )
 """Keys of a published number that are results or names; `is_result` knows more by their words."""
 
 _MEASURED = frozenset(
-    {
-        "speed",
-        "speedup",
-        "throughput",
-        "latency",
-        "tau",
-        "τ",
-        "mat",
-        "tps",
-        "ttft",
-        "tpot",
-        "itl",
-        "elapsed",
-        "duration",
-    }
-    | {"walltime", "toks", "qps", "rps"}
+    {"speed", "speedup", "throughput", "latency", "elapsed", "duration", "walltime"}
+    | {"tau", "τ", "mat", "tps", "toks", "qps", "rps", "ttft", "tpot", "itl"}
 )
 _ACCEPTANCE = frozenset({"accept", "accepts", "accepted", "acceptance", "acc"})
 _OF_ACCEPTANCE = frozenset({"len", "length", "lengths", "rate", "rates", "ratio", "tokens", "mean", "avg", "interval"})

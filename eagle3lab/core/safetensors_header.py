@@ -78,6 +78,12 @@ class HeaderError(CheckpointError):
         self.details = details
 
 
+def bytes_of(dtype: str, count: int) -> int | None:
+    """Bytes of `count` numbers, a begun one counted; None for a dtype this reader does not know."""
+    bits = DTYPE_BITS.get(dtype)
+    return None if bits is None else -(-bits * count // 8)
+
+
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor of a header: dtype as spelt in the file, shape, byte range [begin, end) after the header."""
@@ -96,8 +102,7 @@ class TensorEntry:
     @property
     def needed_bytes(self) -> int | None:
         """Bytes that dtype and shape need, a begun one counted; None for a dtype this reader does not know."""
-        bits = DTYPE_BITS.get(self.dtype)
-        return None if bits is None else -(-bits * self.count // 8)
+        return bytes_of(self.dtype, self.count)
 
     @property
     def spare_bits(self) -> int:

@@ -90,9 +90,9 @@ def equal_rows(rows: Iterable[bytes]) -> list[list[int]]:
     return [places for places in seen.values() if len(places) > 1]
 
 
-def agreement(argmax: Sequence[int], tokens: Sequence[int]) -> float | None:
-    """Share of rows whose argmax under the target's head is the next token; None when there is no next token."""
-    pairs = list(zip(argmax, tokens[1:], strict=False))
+def agreement(argmax: Sequence[int], tokens: Sequence[int], ahead: int = 1) -> float | None:
+    """Share of rows t whose argmax under the target's head is token t + ahead; None when there is no such token."""
+    pairs = list(zip(argmax, tokens[ahead:], strict=False))
     return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
 
 

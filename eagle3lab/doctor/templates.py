@@ -7,7 +7,7 @@ of a foreign data set, and says what a trainer that searches for a header would 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,8 +83,13 @@ def template_of_header(header: str) -> Template | None:
 
 def likely(text: str) -> Template | None:
     """The template whose assistant header occurs most often in the text, None when none does."""
-    found = hits(text)
-    return TEMPLATES[max(found, key=lambda name: found[name])] if found else None
+    name = commonest(hits(text))
+    return TEMPLATES[name] if name else None
+
+
+def commonest(counts: Mapping[str, int]) -> str | None:
+    """The name with the highest count, the first of equal ones; None when there is none."""
+    return max(counts, key=lambda name: counts[name], default=None)
 
 
 def hits(text: str) -> dict[str, int]:

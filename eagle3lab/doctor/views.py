@@ -282,6 +282,11 @@ class Draft:
         return target.hidden if target and target.hidden else self.hidden
 
 
+def same_setting(one: Any, other: Any) -> bool:
+    """Whether two settings name the same value; a number written as text names that number."""
+    return bool(one == other) or str(one) == str(other)
+
+
 def id_list(value: Any) -> list[int] | None:
     """`value` as a list of whole numbers, else None."""
     if not isinstance(value, list):

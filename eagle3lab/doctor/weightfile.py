@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.safetensors_header import (
-    DTYPE_BITS,
     HEADER_LIMIT,
     Header,
     HeaderError,
+    bytes_of,
     header_length,
     layout_faults,
     parse_header,
@@ -182,12 +182,12 @@ def _told(number: int) -> int | str:
 
 def tensor_bytes(dtype: Any, shape: Any) -> int | None:
     """Bytes of a tensor; None when the dtype is unknown or the shape no list of whole numbers."""
-    bits = DTYPE_BITS.get(str(dtype))
-    if bits is None or not isinstance(shape, list):
+    if not isinstance(shape, list):
         return None
+    count = 1
     for item in shape:
         length = whole(item)
         if length is None or length < 0:
             return None
-        bits *= length
-    return -(-bits // 8)
+        count *= length
+    return bytes_of(str(dtype), count)

@@ -27,6 +27,18 @@ def visit_facts(values: dict[str, Any], engine: str = "") -> Report:
     return diagnose(facts_of(values, engine))
 
 
+def serious(values: dict[str, Any], engine: str = "") -> list[tuple[str, str]]:
+    """(severity, message) of what is more than information."""
+    return [(f.severity, f.message) for f in visit_facts(values, engine).findings if f.severity != "info"]
+
+
+def said(facts: dict[str, Any], engine: str, *severities: str) -> str:
+    """`code: message` of all findings of these severities; no check may break."""
+    found = visit_facts(facts, engine).findings
+    assert not [f.message for f in found if f.code == "check-broken"]
+    return " | ".join(f"{f.code}: {f.message}" for f in found if f.severity in severities)
+
+
 @pytest.fixture
 def visit():
     return visit_facts

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import visit_facts
+from .conftest import serious
 
 LINE = (
     "SpecDecoding metrics: Mean acceptance length: {}, Accepted: {} tokens, Drafted: 300 tokens, "
@@ -31,10 +31,6 @@ def sources(accepted: int) -> dict[str, dict[str, Any]]:
         "length of steps": {"accept_length": length, "steps": 3},
         "report": {"acceptance": {"accept_length": length, "counts": counts}},
     }
-
-
-def serious(values: dict[str, Any]) -> list[tuple[str, str]]:
-    return [(f.severity, f.message) for f in visit_facts(values).findings if f.severity != "info"]
 
 
 @pytest.mark.parametrize("source", sources(3))

@@ -9,7 +9,7 @@ import pytest
 
 from eagle3lab.doctor.run import Inputs, visit
 
-from .conftest import visit_facts
+from . import conftest
 from .healthy import QWEN, config, headers
 
 H = QWEN["hidden_size"]
@@ -41,9 +41,7 @@ def said(settings: dict[str, Any], more: dict[str, Any], engine: str, *severitie
     tensors |= {name: ["BF16", shape] for name, shape in more.items()}
     tensors = {name: entry for name, entry in tensors.items() if entry[1] is not None}
     facts = {"target": dict(QWEN), "draft_config": draft, "draft_headers": tensors}
-    found = visit_facts(facts, engine).findings
-    assert not [f.message for f in found if f.code == "check-broken"]
-    return " | ".join(f"{f.code}: {f.message}" for f in found if f.severity in severities)
+    return conftest.said(facts, engine, *severities)
 
 
 def eagle(**settings: Any) -> dict[str, Any]:

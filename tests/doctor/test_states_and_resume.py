@@ -9,14 +9,10 @@ import pytest
 
 from eagle3lab.doctor.rows import copied_rows, from_recipe
 
-from .conftest import visit_facts
+from .conftest import serious
 
 SHAPE, POINTS, H = (5, 12), (2, 18, 33), 4
 WHOLE = {"step": 100, "weights": True, "optimizer": True, "scheduler": {"last_step": 100}, "rng": True, "sampler": True}
-
-
-def serious(values: dict[str, Any], engine: str = "") -> list[tuple[str, str]]:
-    return [(f.severity, f.message) for f in visit_facts(values, engine).findings if f.severity != "info"]
 
 
 @pytest.mark.parametrize(

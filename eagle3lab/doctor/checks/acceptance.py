@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
@@ -49,10 +49,7 @@ def answer(facts: Facts) -> Iterator[Finding]:
     meta = mapping(facts.get("meta_info"))
     tokens = whole(facts.get("draft_tokens"))
     try:
-        steps, least = whole(facts.get("steps")), False
-        counts = from_sglang_meta_info(meta, steps=steps, draft_tokens=tokens)
-        if counts is None:
-            counts, least = least_from_sglang_meta_info(meta, steps=steps, draft_tokens=tokens), True
+        counts, least = counts_of(meta, steps=whole(facts.get("steps")), draft_tokens=tokens)
     except AcceptanceError as problem:
         yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
         return
@@ -67,6 +64,19 @@ def answer(facts: Facts) -> Iterator[Finding]:
         )
         return
     yield judged(counts, "meta_info", server_says=real(meta.get("spec_accept_length")), least=least)
+
+
+def counts_of(meta: Mapping[str, Any], **known: Any) -> tuple[AcceptanceCounts | None, bool]:
+    """Counts of one SGLang answer, and whether they are only the least that they can be.
+
+    Args:
+        known: as `from_sglang_meta_info` takes it.
+    """
+    counts = from_sglang_meta_info(meta, **known)
+    if counts is not None:
+        return counts, False
+    counts = least_from_sglang_meta_info(meta, **known)
+    return counts, counts is not None
 
 
 def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None = None, least: bool = False) -> Finding:

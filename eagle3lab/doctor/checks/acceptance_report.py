@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
-from eagle3lab.acceptance.sources import from_sglang_meta_info, least_from_sglang_meta_info
 from eagle3lab.core.errors import AcceptanceError
-from eagle3lab.doctor.checks.acceptance import ABSENT, judged
+from eagle3lab.doctor.checks.acceptance import ABSENT, counts_of, judged
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info
 from eagle3lab.doctor.registry import check
@@ -78,11 +77,8 @@ def answers(facts: Facts) -> Iterator[Finding]:
     least = False
     for index, row in enumerate(rows):
         try:
-            steps, meta = whole(facts.get("steps")), mapping(row)
-            counts = from_sglang_meta_info(meta, steps=steps, prompt=str(index))
-            if counts is None:
-                counts = least_from_sglang_meta_info(meta, steps=steps, prompt=str(index))
-                least = least or counts is not None
+            counts, derived = counts_of(mapping(row), steps=whole(facts.get("steps")), prompt=str(index))
+            least = least or derived
         except AcceptanceError as problem:
             yield error(f"answer {index}", problem.what, actual=str(row)[:120])
             continue

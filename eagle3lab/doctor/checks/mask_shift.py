@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eagle3lab.doctor.checks.training_data import sample_of
+from eagle3lab.doctor.checks.training_data import Sample, sample_of
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
@@ -66,19 +66,19 @@ def _judged(facts: Facts, tokens: Sequence[Any], ids: Sequence[Any], mask: Seque
     count = len(tokens)
     targets = {place + 2 for place in places}
     labels = [ids[target] if target < count else None for target in sorted(targets)]
-    runs = reply_of(facts, tokens)
+    sample = sample_of(facts)
+    runs = reply_of(sample, tokens)
     if runs is None and len(places) < count:
         # the last place has not even an input token: whoever marks it marks the reply's own tokens
         own = places[-1] >= count - 1 or _UNMOVED.search(str(facts.get("rule") or "").lower())
         runs = [Run(first, last, None) for first, last in _stretches(places)] if own else None
     marked = set(places)
     supervised = [run for run in runs or [] if not marked.isdisjoint(_places(run))]  # a trainer may skip whole replies
-    end_counts = sample_of(facts).with_end
     never = [
         place
         for run in supervised
         for place in range(max(run.first + 1, 2), run.last + 1)
-        if place not in targets and (end_counts or place != run.end)
+        if place not in targets and (sample.with_end or place != run.end)
     ]
     real_labels = sum(label is not None for label in labels)
     evidence: dict[str, Any] = {
@@ -161,9 +161,8 @@ def _row(tokens: Sequence[Any], place: int, mark: Any) -> list[Any]:
     return [place, *ahead, int(mark)]
 
 
-def reply_of(facts: Facts, tokens: Sequence[Any]) -> list[Run] | None:
+def reply_of(sample: Sample, tokens: Sequence[Any]) -> list[Run] | None:
     """The replies: by the chat template, else by names such as A0, A1, E; None when neither tells."""
-    sample = sample_of(facts)
     header = sample.header or (sample.family.header if sample.family else None)
     if header is not None:
         found = replies(sample.text, header, sample.family)

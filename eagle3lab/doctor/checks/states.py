@@ -156,9 +156,8 @@ def _best(index: int, states: list[int], tokens: list[list[int]], own: float | N
 def _displaced(states: list[int], tokens: list[int], own: float | None) -> int | None:
     """0 or 2 when the head on row t gives the token at t + 0 or t + 2 instead of t + 1; else None."""
     for by in (0, 2):
-        pairs = list(zip(states, tokens[by:], strict=False))
-        share = sum(a == b for a, b in pairs) / len(pairs) if pairs else 0.0
-        if len(pairs) > 1 and share >= 0.5 and share > 2 * (own or 0.0):
+        share = agreement(states, tokens, by) or 0.0
+        if min(len(states), len(tokens) - by) > 1 and share >= 0.5 and share > 2 * (own or 0.0):
             return by
     return None
 

@@ -15,6 +15,7 @@ from eagle3lab.doctor.templates import (
     THINK_OPEN,
     Reply,
     Template,
+    commonest,
     find_template,
     hits,
     likely,
@@ -116,7 +117,7 @@ def _no_header(facts: Facts, sample: Sample) -> Finding:
     """Why nothing is supervised: another template's text, or no reply at all."""
     other = hits(sample.text)
     asked = str(facts.get("template") or (sample.template.name if sample.template else "the header"))[:40]
-    suggest = max(other, key=lambda name: other[name], default=None)
+    suggest = commonest(other)
     evidence: dict[str, Any] = {
         "supervised": 0,
         "header_found": 0,

@@ -10,7 +10,7 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, real, whole
+from eagle3lab.doctor.views import mapping, real, same_setting, whole
 
 PARTS = ("weights", "optimizer", "scheduler", "rng", "sampler")
 """What an exact resume needs, under the names of the case files."""
@@ -118,7 +118,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
     """Every setting that both sides name and that differs."""
     run, now = mapping(facts.get("run")), mapping(facts.get("resume_with"))
     for key in now:
-        if key in run and run[key] != now[key] and str(run[key]) != str(now[key]):
+        if key in run and not same_setting(run[key], now[key]):
             yield from _differs(str(key), run[key], now[key])
     unknown = [str(key) for key in now if key not in run]
     if unknown:

@@ -9,7 +9,7 @@ from eagle3lab.doctor import vocabulary
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, whole
+from eagle3lab.doctor.views import mapping, same_setting, whole
 from eagle3lab.doctor.vocabulary import few
 
 
@@ -108,8 +108,8 @@ def vocab_built(facts: Facts) -> Iterator[Finding]:
             )
     cached = facts.mapping("cached_map")
     asked = mapping(facts.get("asked"))
-    for key, value in asked.items():  # a number written as text names the same size
-        if key in cached and str(cached[key]) != str(value) and cached[key] != value:
+    for key, value in asked.items():
+        if key in cached and not same_setting(cached[key], value):
             yield error(
                 "cached map",
                 f"the cached map has {key} {cached[key]}, asked for {value}",

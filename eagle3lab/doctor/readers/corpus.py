@@ -17,7 +17,7 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.templates import hits
+from eagle3lab.doctor.templates import commonest, hits
 from eagle3lab.doctor.views import items, mapping
 
 ROWS = 2000
@@ -183,7 +183,7 @@ def read_tokenizer(value: str, facts: Facts) -> None:
     folder = existing(value, "--tokenizer")
     template = _template_text(folder, facts)
     families = hits(_unescaped(template)) if template else {}
-    family = max(families, key=lambda name: families[name], default=None)
+    family = commonest(families)
     about = {"folder": str(folder), "fast": (folder / "tokenizer.json").is_file(), "template": family}
     facts.values["corpus"] = {**facts.mapping("corpus"), "tokenizer": about, "has_template": template is not None}
     path = facts.mapping("corpus").get("path")
