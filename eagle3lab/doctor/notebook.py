@@ -17,7 +17,6 @@ from eagle3lab.doctor.views import mapping, real
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 SOURCE_LIMIT = 1_000_000
-_MAGIC = re.compile(r"^\s*[%!?]")
 _SHELL_BLOCK = re.compile(r"\s*(?:if|for|while|until|case|select|function|exit|return)\b|.*(?:<<|[({])")
 _SHELL_SLEEP = re.compile(r"\s*sleep((?:\s+\d+(?:\.\d*)?[smhd]?)+)\s*(?:#.*)?$")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -151,7 +150,7 @@ def parse(source: str) -> ast.Module | None:
     if cell_magic:
         if cell_magic[1] not in _STILL_PYTHON:
             return None
-        source = source[cell_magic.end() :].partition("\n")[2]
+        source = "\n" + source[cell_magic.end() :].partition("\n")[2]
     # as it stands first: a line of an expression may begin with %
     for text in (source, _LINE_MAGIC.sub(_call, source)):
         try:
@@ -207,6 +206,8 @@ def _kind(node: ast.expr | None) -> str | None:
     return None if value is None else type(value).__name__
 
 
+SETTING_MAGICS = {"run", "store", "reset", "pylab", "rerun", "recall"}
+"""Line magics that may set any name."""
 _READS_ANY = {"globals", "locals", "vars", "exec", "eval", "get_ipython"}
 _NOT_AS_WRITTEN = {"injected-parameters", "skip-execution"}
 
@@ -215,16 +216,21 @@ def set_again(notebook: Notebook, name: str) -> tuple[Cell, str, ast.expr] | Non
     """(cell, line, value) where a cell behind the parameters cell sets a parameter that nothing has used before.
 
     To print it is no use. Only what is certain counts: assignments and loops at top level whose value does not read the
-    parameter; a magic, a cell that is no Python, and what may read every name (`globals()`) end the search.
+    parameter; a magic that names it or may set it, a cell that is no Python, and what may read every name (`globals()`)
+    end the search.
     """
     tagged = notebook.tagged("parameters")
     for cell in notebook.code if tagged else ():
         if cell.number <= tagged[0].number or _NOT_AS_WRITTEN & set(cell.tags):
             continue
         tree, lines = parse(cell.source), cell.source.splitlines()
-        if tree is None or any(_MAGIC.match(line) for line in lines):
+        if tree is None:
             return None
         for statement in tree.body:
+            if (magic := _magic(statement)) is not None:
+                if name in magic or SETTING_MAGICS & set(magic.split()[:1]):
+                    return None
+                continue
             words = set(_names(statement))
             if words & _READS_ANY:
                 return None
@@ -234,6 +240,14 @@ def set_again(notebook: Notebook, name: str) -> tuple[Cell, str, ast.expr] | Non
                 return None if name in _names(value) else (cell, line, value)
             if name in words and not shows(statement):
                 return None
+    return None
+
+
+def _magic(statement: ast.stmt) -> str | None:
+    """Name and text of a line magic or of a shell command, None for any other statement."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("get_ipython()."):
+        return " ".join(str(part.value) for part in call.args if isinstance(part, ast.Constant))
     return None
 
 

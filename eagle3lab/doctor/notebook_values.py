@@ -14,7 +14,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eagle3lab.doctor.arithmetic import FUNCTIONS, LARGEST, Unknown, evaluate
-from eagle3lab.doctor.notebook import Cell, Notebook, imports_of, parameters_of, parse, reached, shell_seconds, shows
+from eagle3lab.doctor.notebook import (
+    SETTING_MAGICS,
+    Cell,
+    Notebook,
+    imports_of,
+    parameters_of,
+    parse,
+    reached,
+    shell_seconds,
+    shows,
+)
 from eagle3lab.doctor.views import real
 
 STEPS = 200_000
@@ -27,7 +37,6 @@ _SHELLS = {"os.system", "subprocess.run", "subprocess.call", "subprocess.check_c
 _UNWRAPPED = {"tqdm", "list", "tuple", "iter"}
 _CALLS_THAT_HOLD = {*FUNCTIONS, "print", "range", "get_ipython", "get_ipython().system"}
 _SETS_ANY = {"exec", "globals", "locals", "vars"}
-_SETTING_MAGICS = {"run", "store", "reset", "pylab", "rerun", "recall"}
 _SHORTENS = re.compile(r"time.?out|limit|deadline|fail_after|move_on|suppress|raises|patch|mock|freeze", re.IGNORECASE)
 """Context managers that end a sleep early, or replace it."""
 _SHELL_CELL = re.compile(r"\s*%%(?:bash|sh)[ \t]*(?:\n|$)")
@@ -248,7 +257,7 @@ class _Run:
             if _missing not in values and len(self.lines) < LINES:
                 self.lines.append(" ".join(map(str, values)))
         elif function == "get_ipython().run_line_magic":
-            if str(self.value(first)) in _SETTING_MAGICS:
+            if str(self.value(first)) in SETTING_MAGICS:
                 self.known.clear()
         else:
             self.forget(node)

@@ -34,6 +34,21 @@ def embeddings(*rows: list[float]) -> dict[str, Any]:
     }
 
 
+PACKED = damaged(GOOD, "draft_config", "quantization_config", value={"quant_method": "compressed-tensors"})
+
+
+def quantised(*ends: str) -> dict[str, Any]:
+    """Headers of GOOD with the weights of these names packed, eight 4-bit numbers in one integer."""
+    found: dict[str, Any] = {}
+    for name, (dtype, shape) in GOOD["draft_headers"].items():
+        if name.endswith(ends):
+            found[f"{name}_packed"] = ["I32", [shape[0], shape[1] // 8]]
+            found[f"{name}_scale"] = ["BF16", [shape[0], shape[1] // 32]]
+        else:
+            found[name] = [dtype, shape]
+    return found
+
+
 def renamed(old: str, new: str) -> dict[str, Any]:
     return {**GOOD, "draft_headers": {name.replace(old, new): e for name, e in GOOD["draft_headers"].items()}}
 
@@ -184,6 +199,11 @@ PAIRS: dict[str, Pair] = {
         "",
         damaged(GOOD, "draft_config", "torch_dtype", value="float16"),
         damaged(GOOD, "draft_config", "torch_dtype", value="bfloat16"),
+    ),
+    "weights-fc-quantised": (
+        "sglang",
+        {**PACKED, "draft_headers": quantised("fc.weight", "mlp.up_proj.weight")},
+        {**PACKED, "draft_headers": quantised("mlp.up_proj.weight")},
     ),
     "norm-flag": (
         "",

@@ -34,6 +34,8 @@ def parameters(*cells: str | dict[str, Any], **given: Any) -> list[tuple[str, st
         (["import yaml\nlr = yaml.safe_load('1e-3')"], 2),
         (["for lr in (1e-3, 1e-4):\n    train(lr)"], 2),
         ([{"source": "lr = 5e-5", "tags": ["injected-parameters"]}, "lr = 1e-3"], 3),
+        (["%matplotlib inline\n!pip list\nlr = 1e-3"], 2),
+        (["%load_ext autoreload\n%autoreload 2", "%%time\nlr = 1e-3"], 3),
     ],
 )
 def test_what_is_given_is_overwritten(cells: list[str | dict[str, Any]], cell: int) -> None:
@@ -42,6 +44,11 @@ def test_what_is_given_is_overwritten(cells: list[str | dict[str, Any]], cell: i
     [(severity, message)] = parameters(*cells)
     assert severity == "warning" and "would be overwritten" in message
     assert not parameters(*cells, steps=5)
+
+
+def test_the_line_told_is_the_one_under_a_cell_magic() -> None:
+    [(_, message)] = parameters("%%time\nimport torch\nlr = 1e-3", lr=5e-5)
+    assert "(lr = 1e-3)" in message
 
 
 @pytest.mark.parametrize(
@@ -56,6 +63,8 @@ def test_what_is_given_is_overwritten(cells: list[str | dict[str, Any]], cell: i
         ["def step():\n    return lr", "lr = 1e-3"],
         ["settings = {name: globals()[name] for name in ('lr', 'steps')}", "lr = 1e-3"],
         ["%run setup.py", "lr = 1e-3"],
+        ["!train --lr {lr}", "lr = 1e-3"],
+        ["%time train(lr)", "lr = 1e-3"],
         ["%%bash\necho $lr", "lr = 1e-3"],
         ["lr = 5e-5"],
         [{"source": "lr = 1e-3", "tags": ["skip-execution"]}, "train(lr)"],

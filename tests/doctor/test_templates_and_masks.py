@@ -252,3 +252,15 @@ def test_a_json_array_is_its_rows(tmp_path: Path) -> None:
     assert "1 of 2 rows have no assistant turn, first row 1" in corpus(tmp_path / "c.json", json.dumps([good, bad]))
     assert "no row" in corpus(tmp_path / "c.json", "[]")
     assert "1 lines are not JSON objects" in corpus(tmp_path / "c.json", json.dumps([good, 3]))
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_longer_than_a_visit_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    monkeypatch.setattr("eagle3lab.doctor.readers.corpus.TEXT_LIMIT", 1000)
+    good, bad = {"prompt": "a", "reply": "b" * 50}, {"prompt": "a", "answer": "c" * 50}
+    assert corpus(tmp_path / "c.json", json.dumps([good] * 40, indent=indent)) == ""
+    assert "rows have no assistant turn" in corpus(tmp_path / "c.json", json.dumps([bad] * 40, indent=indent))
+    lines = "\n".join(json.dumps([good]) for _ in range(40))
+    assert "lines are not JSON objects" in corpus(tmp_path / "c.jsonl", lines)

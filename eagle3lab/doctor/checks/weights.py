@@ -325,3 +325,31 @@ def weights_dtype(facts: Facts) -> Iterator[Finding]:
             actual=odd,
             fix="export the draft in bf16",
         )
+
+
+@check(
+    code="weights-fc-quantised",
+    title="a quantised fc",
+    reads=("draft_config", "draft_headers"),
+    also=("target", "target_config", "serve_with"),
+    rule="the fc of SGLang's LlamaForCausalLMEagle3 is a plain linear layer: no packed numbers and no scale are read",
+    fix="leave fc out of the quantisation (ignore: fc) and export it in bf16",
+    symptom=_SILENT,
+)
+def weights_fc_quantised(facts: Facts) -> Iterator[Finding]:
+    """Packed: the key is dropped, fc stays as it was drawn; fp8: the numbers are taken without their scale."""
+    inventory, draft = take(facts), draft_of(facts)
+    if inventory is None or inventory.mla or not is_quantised(draft) or "sglang" not in facts.engine_names():
+        return
+    own = {name: names.strip_prefix(name) for name in inventory.headers}
+    beside = sorted(
+        name for name, bare in own.items() if bare.startswith("fc.") and bare not in ("fc.weight", "fc.bias")
+    )
+    if not beside:
+        return
+    kept = "fc.weight" in own.values()
+    does = "takes its numbers without the scale" if kept else "finds no fc.weight and leaves fc as it was drawn"
+    tell = error if facts.engine_names() == ("sglang",) else warning
+    yield tell(
+        "fc.weight", f"fc is quantised ({_some(beside)}): SGLang {does}, without a word", actual=beside, engine="sglang"
+    )

@@ -35,12 +35,13 @@ def read(value: str, facts: Facts) -> None:
         facts.broken(str(path), "is a folder", fix="give --corpus a .jsonl file")
         return
     try:
-        lines, whole_file = _lines(path)
+        values, complete = _values(path)
     except (OSError, EOFError, ReadError, UnicodeDecodeError) as error:
         facts.broken(str(path), f"cannot be read ({str(getattr(error, 'what', error))[:160]})")
         return
-    rows, broken = _rows(lines)
-    if not whole_file or len(lines) > ROWS:
+    rows: list[Mapping[str, Any]] = [value for value in values if isinstance(value, dict)]
+    broken = [number for number, value in enumerate(values, 1) if not isinstance(value, dict)]
+    if not complete:
         facts.could_not(f"rows of {path.name} after the first {len(rows)}", f"a visit reads {ROWS} rows")
     report = summary(rows)
     facts.put("corpus", {**report, "broken_lines": broken[:50], "path": str(path)}, str(path))
@@ -49,8 +50,9 @@ def read(value: str, facts: Facts) -> None:
         facts.put("samples_supervised_tokens", supervised, f"{path}: loss_mask or labels")
 
 
-def _lines(path: Path) -> tuple[list[str], bool]:
-    """(lines that are not empty, whether that is the whole file); a .gz is unpacked up to the limit, not further."""
+def _values(path: Path) -> tuple[list[Any], bool]:
+    """(the first `ROWS` values, None for a line that is no JSON; whether those are all); a .gz is unpacked up to the
+    limit, not further."""
     opener = gzip.open if path.suffix == ".gz" else open
     if not path.is_file():
         raise ReadError(f"{path} is not a regular file")
@@ -58,37 +60,42 @@ def _lines(path: Path) -> tuple[list[str], bool]:
         raw = handle.read(TEXT_LIMIT + 1)
     text = raw[:TEXT_LIMIT].decode("utf-8-sig", "replace")
     complete = len(raw) <= TEXT_LIMIT
-    if (array := _array(text) if complete else None) is not None:
-        return array, True
+    if (array := _array(text, complete)) is not None:
+        return array
     lines = text.splitlines()
     kept = [line for line in (lines if complete else lines[:-1]) if line.strip()]
-    return kept, complete
+    return [_parsed(line) for line in kept[:ROWS]], complete and len(kept) <= ROWS
 
 
-def _array(text: str) -> list[str] | None:
-    """The items of a JSON array as lines, None when the text is something else."""
+def _array(text: str, complete: bool) -> tuple[list[Any], bool] | None:
+    """(the first `ROWS` items of a JSON array, whether those are all), None when the text is something else.
+
+    Of an array that is cut off, not of lines that are arrays, the items that are whole are taken.
+    """
     if not text.lstrip().startswith("["):
         return None
+    if complete:
+        whole = _parsed(text)
+        return (whole[:ROWS], len(whole) <= ROWS) if isinstance(whole, list) else None
+    if _parsed(text.partition("\n")[0]) is not None:
+        return None
+    items: list[Any] = []
+    at = text.index("[") + 1
+    while len(items) < ROWS and at < len(text):
+        start = next((place for place in range(at, len(text)) if text[place] not in ", \t\r\n"), at)
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError):
+            break
+        items.append(value)
+    return (items, False) if items else None
+
+
+def _parsed(line: str) -> Any:
     try:
-        value = json.loads(text)
+        return json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return [json.dumps(item) for item in value]
-
-
-def _rows(lines: list[str]) -> tuple[list[Mapping[str, Any]], list[int]]:
-    rows: list[Mapping[str, Any]] = []
-    broken: list[int] = []
-    for number, line in enumerate(lines[:ROWS], 1):
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            value = None
-        if isinstance(value, dict):
-            rows.append(value)
-        else:
-            broken.append(number)
-    return rows, broken
 
 
 def _ids(row: Mapping[str, Any], key: str) -> list[Any] | None:
@@ -226,7 +233,7 @@ def _render(folder: Path, path: Path, facts: Facts) -> None:
             "the loss mask by rendering", f"the tokenizer does not load ({' '.join(str(error).split())[:160]})"
         )
         return
-    rows, _ = _rows(_lines(path)[0])
+    rows = [value for value in _values(path)[0] if isinstance(value, dict)]
     counts: list[int] = []
     failed: list[int] = []
     for index, row in enumerate(rows[:RENDERED]):
