@@ -222,9 +222,9 @@ class Draft:
 
     @property
     def states(self) -> int:
-        """Number of states that SGLang sizes fc for: `num_aux_hidden_states`, else the list's length, else 3."""
+        """Number of states that engines size fc for: `num_aux_hidden_states`, else the nested list's length, else 3."""
         named = whole(self.config.get("num_aux_hidden_states"))
-        for ids in (self.nested_ids, self.top_ids, self.given_ids):
+        for ids in (self.nested_ids, self.given_ids):
             if named is None and ids:
                 named = len(ids)
         return 3 if named is None else named

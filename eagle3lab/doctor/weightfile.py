@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,25 @@ from eagle3lab.doctor.views import mapping, whole
 
 FAULTS_LISTED = 50
 PEEK = 4096
+_POINTER = re.compile(rb"(?:\xef\xbb\xbf)?\s*version https?://\S*git-lfs")
 _POINTER_SIZE = re.compile(rb"^size (\d{1,20})\s*$", re.MULTILINE)
 _MAGIC = {
-    b"<!doctype": "an HTML page, so the download was refused",
-    b"<html": "an HTML page, so the download was refused",
-    b"pk\x03\x04": "a zip, most often a PyTorch pickle",
-    b"\x80\x02": "a pickle",
-    b"gguf": "a GGUF file",
-    b'{"error': "an error message of a server",
+    rb"\s*(?:<!doctype|<html|<head)": "an HTML page, so the download was refused",
+    rb"\s*<(?:\?xml|error)": "an XML answer of a server, so the download was refused",
+    rb'\s*\{\s*"(?:error|message|detail)': "an error message of a server",
+    rb"/annex/objects/|\.\./\S*\.git/annex/": "a git-annex pointer, not the weights",
+    rb"PK\x03\x04": "a zip, most often a PyTorch pickle",
+    rb"\x80[\x02-\x05][^\x00]": "a pickle",
+    rb"GGUF": "a GGUF file",
+    rb"\x1f\x8b": "a gzip archive",
+    rb"\x28\xb5\x2f\xfd": "a zstandard archive",
+    rb"\xfd7zXZ\x00": "an xz archive",
+    rb"\x93NUMPY": "a numpy array (.npy)",
+    rb"\x89HDF\r\n": "an HDF5 file",
+    rb"[\s\S]{257}ustar": "a tar archive",
+    rb"[\t\n\r\x20-\x7e]{16}": "text, not tensors",
 }
+"""How other files begin, the surest first; a byte-order mark before text is passed over."""
 _SPARSE = re.compile(r"(\d+)\s*bytes")
 
 
@@ -161,8 +172,10 @@ def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[
     kind = kinds.get(error.kind, "not safetensors")
     if start and not any(start):
         kind = "zeros"
+    if _POINTER.match(start):
+        kind = "git lfs pointer"
     found: dict[str, Any] = {"name": name, "size": size, "kind": kind, "problem": error.what, "reason": error.kind}
-    looks = next((what for magic, what in _MAGIC.items() if start.lower().startswith(magic)), None)
+    looks = None if kind == "git lfs pointer" else _looks_like(start)
     if looks is not None:
         found["looks_like"] = looks
     if len(start) >= 8:
@@ -173,6 +186,12 @@ def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[
     if kind == "git lfs pointer":
         found["pointer_size"] = int(pointer[1]) if pointer else None
     return found
+
+
+def _looks_like(start: bytes) -> str | None:
+    """What a file is that begins so, when that can be told."""
+    begin = start.removeprefix(BOM_UTF8)
+    return next((what for magic, what in _MAGIC.items() if re.match(magic, begin, re.IGNORECASE)), None)
 
 
 def _told(number: int) -> int | str:

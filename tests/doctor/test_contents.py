@@ -42,6 +42,10 @@ def with_value(value: float) -> np.ndarray:
 def look(tmp_path: Path) -> Callable[..., list[Finding]]:
     def run(fc: np.ndarray, dtype: str = "BF16", **others: np.ndarray) -> list[Finding]:
         tensors = header_contents(headers(CONFIG))
+        for name, (kind, shape, _) in tensors.items():
+            if name.endswith("norm.weight"):
+                near_one = np.random.default_rng(5).normal(1, 0.1, shape)
+                tensors[name] = (kind, shape, as_bytes(kind, near_one))
         tensors["fc.weight"] = (dtype, list(FC), as_bytes(dtype, fc))
         for name, values in others.items():
             tensors[name.replace("__", ".")] = ("BF16", list(values.shape), as_bytes("BF16", values))
@@ -59,6 +63,17 @@ def test_a_trained_fc_passes(look) -> None:
 def test_a_fresh_fc_is_a_warning(look) -> None:
     (finding,) = look(fresh())
     assert (finding.severity, finding.code) == ("warning", "contents-untouched") and "AT-INIT" in finding.message
+
+
+def test_random_numbers_in_place_of_every_tensor_are_told_apart(look) -> None:
+    """A file that was made for a test: its norms lie around zero, where no norm ever is."""
+    names = [name for name in headers(CONFIG) if name.endswith("norm.weight")]
+    around_zero = {name.replace(".", "__"): np.random.default_rng(6).normal(0, 0.02, HIDDEN) for name in names}
+    (finding,) = look(np.random.default_rng(7).normal(0, 0.02, FC), **around_zero)
+    assert finding.severity == "info" and "made for a test" in finding.message
+    one = {**around_zero, "norm__weight": np.random.default_rng(8).normal(1, 0.1, HIDDEN)}
+    (finding,) = look(np.random.default_rng(7).normal(0, 0.02, FC), **one)
+    assert finding.severity == "warning"
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])

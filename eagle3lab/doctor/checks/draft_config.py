@@ -193,7 +193,7 @@ def tied_head(facts: Facts) -> Iterator[Finding]:
     title="target_hidden_size is null",
     reads=("draft_config",),
     also=("serve_with",),
-    rule="SGLang multiplies target_hidden_size by the number of states whenever the key is there; leave it out",
+    rule="engines multiply target_hidden_size by the number of states whenever the key is there; leave it out",
     fix="delete target_hidden_size from config.json",
     symptom="a type error while the draft model is built",
 )
@@ -201,11 +201,14 @@ def target_hidden_null(facts: Facts) -> Iterator[Finding]:
     """Null is not absent; in the speculators format null is right."""
     draft = draft_of(facts)
     null = "target_hidden_size" in draft.config and draft.config["target_hidden_size"] is None
-    if null and not draft.speculators and serves(facts, "sglang"):
+    # SGLang's latent-attention draft alone takes hidden_size instead
+    failing = [name for name in facts.engine_names() if not (draft.mla and name == "sglang")]
+    if null and not draft.speculators and failing:
         tell = error if facts.chosen else warning
+        who = " and ".join(dict.fromkeys("SGLang" if name == "sglang" else "vLLM" for name in failing))
         yield tell(
             "target_hidden_size",
-            "target_hidden_size is null: null times the number of states fails when SGLang builds the model",
+            f"target_hidden_size is null: null times the number of states fails when {who} builds the model",
             value=None,
             effect="null times the number of states fails when the model is built; leave the key out",
         )

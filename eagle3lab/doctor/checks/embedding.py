@@ -22,6 +22,8 @@ TUNED_COSINE = 0.9
 """Mean cosine from which a draft's own embedding is the target's, trained further, and not another one."""
 BF16_SLACK = 2.0**-8
 """Relative difference that rounding to bf16 can make (half a unit in the last place is 2^-9)."""
+F16_SLACK = 2.0**-25
+"""Difference that rounding to float16 can make below its smallest normal number."""
 
 
 _TUNED_FIX = "nothing to do for vLLM if the draft was trained with its own embedding; SGLang serves the target's"
@@ -70,6 +72,13 @@ def shape_of(facts: Facts, name: str) -> tuple[int, int] | None:
     return (len(values), widths.pop()) if len(widths) == 1 and numbers else None
 
 
+def _dtype(facts: Facts, name: str) -> str | None:
+    if name in facts.tensors:
+        header, tensor = facts.tensors[name]
+        return header.tensors[tensor].dtype
+    return facts.mapping(name).get("dtype")
+
+
 def compare(facts: Facts) -> Comparison | None:
     """Compare the rows that both have, all of them or an even sample."""
     shapes = [shape_of(facts, name) for name in ("target_embed_tokens", "draft_embed_tokens")]
@@ -89,7 +98,8 @@ def compare(facts: Facts) -> Comparison | None:
     norms = np.linalg.norm(target, axis=1) * np.linalg.norm(draft, axis=1)
     dots = (target * draft).sum(axis=1)
     cosines = np.divide(dots, norms, out=np.zeros_like(dots), where=norms > 0)
-    close = (gap <= BF16_SLACK * np.maximum(np.abs(target), np.abs(draft))).all(axis=1)
+    slack = F16_SLACK if "F16" in (_dtype(facts, "target_embed_tokens"), _dtype(facts, "draft_embed_tokens")) else 0.0
+    close = (gap <= np.maximum(BF16_SLACK * np.maximum(np.abs(target), np.abs(draft)), slack)).all(axis=1)
     return Comparison(
         rows=rows,
         equal=(gap == 0).all(axis=1),

@@ -93,9 +93,14 @@ def about_file(item: Mapping[str, Any]) -> Iterator[Finding]:
         yield error(name, f"{name} is {str(item['looks_like'])[:80]}", actual=size, **number)
     elif item.get("reason") == "too-large":
         declared = item.get("header_bytes")
-        text = f"declared header {declared} > {HEADER_LIMIT}: too many tensors, or not a safetensors file"
-        yield error(name, text, actual=declared, fix=f"split the file, or {PACK}", declared_header=declared,
-                    limit=HEADER_LIMIT, likely="too many tensors", remedy="split the file")  # fmt: skip
+        numbers: dict[str, Any] = {"declared_header": declared, "limit": HEADER_LIMIT}
+        if isinstance(declared, int) and declared <= (whole(size) or 0):
+            text = f"declared header {declared} > {HEADER_LIMIT}: too many tensors, or not a safetensors file"
+            yield error(name, text, actual=declared, fix=f"split the file, or {PACK}", **numbers,
+                        likely="too many tensors", remedy="split the file")  # fmt: skip
+        else:
+            text = f"declared header {declared} > {HEADER_LIMIT} in a file of {size} bytes: not a safetensors file"
+            yield error(name, text, actual=declared, **numbers, **number)
     elif kind == "unknown":
         yield info(name, f"could not check {name} because {item.get('problem')}")
     elif kind != "safetensors":
@@ -171,7 +176,9 @@ def _total(index: Mapping[str, Any], weight_map: Mapping[str, str], files: Mappi
     named = set(weight_map.values())
     if declared is None or named - set(map(str, files)) or any(files[name] is None for name in named):
         return
-    entries = [entry for name in named for entry in mapping(files[name]).values()]
+    entries = [
+        entry for name in named for key, entry in mapping(files[name]).items() if weight_map.get(key, name) == name
+    ]
     sizes = [
         tensor_bytes(entry[0], entry[1]) if isinstance(entry, list) and len(entry) == 2 else None for entry in entries
     ]
@@ -218,7 +225,7 @@ def values(facts: Facts) -> Iterator[Finding]:
     bad = np.argwhere(~np.isfinite(decoded))
     signs = np.signbit(decoded)
     evidence: dict[str, Any] = {
-        "values": [_plain(v) for v in decoded]
+        "values": [_plain(v) for v in np.ravel(decoded)]
         if decoded.ndim < 2
         else [[_plain(v) for v in np.ravel(r)] for r in decoded],
         "nan_values": int(np.isnan(decoded).sum()),

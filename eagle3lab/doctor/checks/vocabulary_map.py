@@ -12,10 +12,13 @@ from eagle3lab.doctor import vocabulary
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
+from eagle3lab.doctor.views import draft_of
 from eagle3lab.doctor.vocabulary import VocabularyMap, few
 
 ENOUGH = 64
 """Rows from which a d2t that never repeats a value is suspicious: frequent tokens have adjacent ids, equal offsets."""
+MOSTLY = 0.9
+"""Share of d2t's own values among the ids of t2d from which they are ids, not offsets."""
 _READS = ("draft_config|d2t|t2d|tensors",)
 _ALSO = ("draft_config", "draft_headers", "d2t", "t2d", "t2d_true_ids", "tensors", "target", "target_config")
 _SYMPTOM = "training accuracy looks fine, accept length is near 1: drafted ids mean other tokens"
@@ -91,6 +94,7 @@ def vocab_lengths(facts: Facts) -> Iterator[Finding]:
             needed=seen.vocab,
             numbers=numbers,
         )
+    yield from _borrowed_head(facts, seen)
     left_out = ("t2d_length",) if long_enough else ("t2d_length", "t2d_true")
     judged = {name: value for name, value in numbers.items() if name not in left_out and value is not None}
     if len(judged) < 2 or len(set(judged.values())) == 1:
@@ -113,6 +117,23 @@ def vocab_lengths(facts: Facts) -> Iterator[Finding]:
             needed=needed,
             odd_one=name,
             numbers=numbers,
+        )
+
+
+def _borrowed_head(facts: Facts, seen: VocabularyMap) -> Iterator[Finding]:
+    """Without a draft_vocab_size engines build a head of the whole vocabulary (SGLang only where it is null)."""
+    draft = draft_of(facts)
+    null = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
+    absent = "draft_vocab_size" not in draft.config and "sglang" not in facts.engine_names()
+    if (null or absent) and draft.vocab and seen.lm_head_rows and seen.lm_head_rows < draft.vocab:
+        yield error(
+            "draft_vocab_size",
+            f"draft_vocab_size is {'null' if null else 'missing'}: a head of all {draft.vocab} rows is built, and "
+            f"lm_head.weight has {seen.lm_head_rows}",
+            actual=None,
+            fix=f'"draft_vocab_size": {seen.lm_head_rows} in config.json',
+            rows=seen.lm_head_rows,
+            needed=draft.vocab,
         )
 
 
@@ -202,7 +223,7 @@ def vocab_offsets(facts: Facts) -> Iterator[Finding]:
         yield error(
             "d2t", f"{int((counts > 1).sum())} target ids are reached twice: {few(values[counts > 1])}", **numbers
         )
-    elif (np.diff(targets) < 0).any():
+    elif seen.kept is not None and (np.diff(targets) < 0).any():  # ModelOpt orders by count and writes no t2d
         place = int(np.argmax(np.diff(targets) < 0)) + 1
         yield error(
             f"d2t[{place}]",
@@ -224,10 +245,12 @@ def _absolute(seen: VocabularyMap, targets: np.ndarray, outside: np.ndarray) -> 
     """Why d2t must hold absolute ids, "" when it need not."""
     if seen.d2t is None or not len(seen.d2t):
         return ""
-    if seen.kept is not None and len(seen.kept) == len(seen.d2t):
+    if seen.kept is not None:
         if np.array_equal(seen.d2t, seen.kept) and not np.array_equal(targets, seen.kept):
             return "equals the true ids of t2d exactly"
-        return ""
+        raw, read = (float(np.isin(ids, seen.kept).mean()) for ids in (seen.d2t, targets))
+        once = len(np.unique(seen.d2t)) == len(seen.d2t)
+        return f"{raw:.0%} of its values are true ids of t2d" if once and raw > read and raw >= MOSTLY else ""
     ascending = len(seen.d2t) > 1 and bool((np.diff(seen.d2t) > 0).all()) and seen.d2t[0] >= 0
     in_range = seen.vocab is not None and bool((seen.d2t < seen.vocab).all())
     return "ascending ids, out of range when read as offsets" if ascending and in_range and outside.any() else ""

@@ -37,7 +37,7 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
         return
     rows, fc_in = shape
     hidden, state = draft.hidden, draft.target_hidden(target)
-    ids = draft.nested_ids or draft.top_ids or draft.given_ids
+    ids = draft.nested_ids or draft.given_ids
     states = draft.states
     told: dict[str, Any] = {
         "fc_in": fc_in,
@@ -53,7 +53,7 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
         return
     if not state:
         return
-    explicit = "target_hidden_size" in draft.config
+    explicit = draft.config.get("target_hidden_size") is not None  # null: vLLM's speculators reader leaves it out
     if not explicit and hidden and target and target.hidden and target.hidden != hidden:
         tell = warning if fc_in == states * target.hidden else error
         yield tell(
@@ -82,6 +82,7 @@ def width_fc(facts: Facts) -> Iterator[Finding]:
             "fc.weight",
             f"fc.weight reads {fc_in} columns, needed {states * state} = {states} x {state}{holding} for {counted}",
             actual=shape,
+            fix=f'"num_aux_hidden_states": {holds} in config.json' if holds == len(draft.top_ids or []) else "",
             **told,
             needed=states * state,
             rule=f"{states} x {state}",

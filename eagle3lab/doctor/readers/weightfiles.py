@@ -27,10 +27,10 @@ def read_headers(files: list[Path], facts: Facts) -> list[Header]:
                     str(path), f"has a header of {declared} bytes, at most {PARSED} are parsed", actual=declared
                 )
             else:
-                described[path.name] = from_error(path, error)
+                described[str(path)] = from_error(path, error)
         else:
             found.append(header)
-            described[path.name] = from_header(header)
+            described[str(path)] = from_header(header)
     if described:
         facts.put("weight_files", described, str(files[0].parent) if files else "")
     return found
