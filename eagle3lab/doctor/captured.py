@@ -14,12 +14,17 @@ from typing import Any
 from eagle3lab import points
 from eagle3lab.core.errors import PointsError
 from eagle3lab.doctor.facts import Engine, Facts
-from eagle3lab.doctor.views import IDS_KEY, Target, draft_of, id_list, mapping, target_of
+from eagle3lab.doctor.views import IDS_KEY, Draft, Target, draft_of, id_list, mapping, target_of
 
 NESTED, TOP = f"eagle_config.{IDS_KEY}", IDS_KEY
 V2_NESTED = "eagle_config.layer_ids"
 PLACES = {"sglang": (NESTED,), "vllm": (TOP, NESTED), "vllm-v2": (TOP, V2_NESTED)}
 """Engine -> keys that it reads, in its order."""
+
+
+def places_of(draft: Draft, engine: Engine) -> tuple[str, ...]:
+    """Keys that the engine reads in this config: of the speculators format vLLM takes over the top-level list alone."""
+    return (TOP,) if draft.speculators and engine.name != "sglang" else PLACES[engine.name]
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,11 @@ def _view(facts: Facts, target: Target, engine: Engine) -> View:
         place: str | None = PLACES[engine.name][0]
         read, elsewhere = id_list(facts["draft_config_ids"]), {}
     else:
-        lists = written_lists(draft.config)
-        place = next((key for key in PLACES[engine.name] if key in lists), None)
+        lists, places = written_lists(draft.config), places_of(draft, engine)
+        # an empty list is a list to SGLang, and none to vLLM
+        place = next((key for key in places if key in lists and (lists[key] or engine.name == "sglang")), None)
         read = lists.get(place) if place else None
-        elsewhere = {key: ids for key, ids in lists.items() if key not in PLACES[engine.name]}
+        elsewhere = {key: ids for key, ids in lists.items() if key not in places}
         elsewhere |= dict(misspelt_lists(draft.config))
     off = "use_aux_hidden_state" in draft.eagle and not draft.eagle["use_aux_hidden_state"]
     got = capture(read, target, engine)

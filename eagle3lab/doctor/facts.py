@@ -174,6 +174,8 @@ class Engine:
         return f"{self.name} {self.version}" if self.version else self.name
 
 
+LARGEST_FLOAT = 3.5e38
+"""A little above what float32 and bf16 hold: what overflows in them can still be given."""
 ENGINES = ("sglang", "vllm", "vllm-v2")
 
 
@@ -197,6 +199,7 @@ class Facts(Mapping[str, Any]):
         values: name -> value; a name with value None is known to be absent.
         sources: name -> path or flag that the value came from.
         engines: the engines to judge for. chosen: the user (or a launch line) named the engine.
+        either_runner: a launch line named vLLM and nothing says which of its two runners serves.
         remarks: findings of the readers (a broken config.json, an artefact that could not be read).
         draft_files: headers of the draft's files, set by readers only, for checks that sample contents.
         tensors: name -> where a big matrix lies, set by readers only; the fact holds its dtype and shape.
@@ -206,6 +209,7 @@ class Facts(Mapping[str, Any]):
     sources: dict[str, str] = field(default_factory=dict)
     engines: tuple[Engine, ...] = (Engine("sglang"), Engine("vllm"))
     chosen: bool = False
+    either_runner: bool = False
     remarks: list[Finding] = field(default_factory=list)
     tensors: dict[str, tuple[Header, str]] = field(default_factory=dict)
     draft_files: list[Header] = field(default_factory=list)
@@ -242,7 +246,7 @@ class Facts(Mapping[str, Any]):
                     code="fact-type",
                     subject=name,
                     message=wrong,
-                    rule="every fact has the type of tests/cases/data/README.md and numbers below 1e30",
+                    rule="every fact has the type of tests/cases/data/README.md and numbers below 3.5e38",
                     fix=f"correct {name} in {source}",
                 )
             )
@@ -291,7 +295,7 @@ class Facts(Mapping[str, Any]):
 
 
 def _huge_number(value: Any) -> float | None:
-    """A finite number beyond int64 or 1e30 anywhere inside, so that no check has to guard its arithmetic."""
+    """A finite number beyond int64 or float32 anywhere inside, so that no check has to guard its arithmetic."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -301,6 +305,6 @@ def _huge_number(value: Any) -> float | None:
             stack.extend(item)
         elif isinstance(item, int) and abs(item) >= 2**63:
             return float(min(abs(item), 10**300))
-        elif isinstance(item, float) and math.isfinite(item) and abs(item) > 1e30:
+        elif isinstance(item, float) and math.isfinite(item) and abs(item) > LARGEST_FLOAT:
             return item
     return None

@@ -79,7 +79,12 @@ def choose_engines(facts: Facts, asked: str) -> None:
     elif facts.get("launch_args"):
         from eagle3lab.doctor.readers.launch import engine_of
 
-        facts.engines, facts.chosen = (Engine(engine_of(facts["launch_args"])),), True
+        name = engine_of(facts["launch_args"])
+        runner = str(facts.mapping("env").get("VLLM_USE_V2_MODEL_RUNNER", "")).strip().lower()
+        if name == "vllm" and runner in ("1", "true"):
+            name = "vllm-v2"
+        facts.engines, facts.chosen = (Engine(name),), True
+        facts.either_runner = name == "vllm" and runner not in ("0", "false")
 
 
 def diagnose(facts: Facts) -> Report:

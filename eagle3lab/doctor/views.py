@@ -16,6 +16,11 @@ from eagle3lab.doctor.facts import Facts
 
 EAGLE3_LLAMA = "LlamaForCausalLMEagle3"
 EAGLE3_MLA = "Eagle3DeepseekV2ForCausalLM"
+VLLM_CLASSES = {
+    *("Eagle3LlamaForCausalLM", "Eagle3MiniMaxM2ForCausalLM", "Eagle3Qwen2_5vlForCausalLM"),
+    *("Eagle3Qwen3vlForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3DeepseekV3ForCausalLM", EAGLE3_LLAMA, EAGLE3_MLA),
+}
+"""Source: vllm/model_executor/models/registry.py of vLLM 0.32.0."""
 ROPE_THETA_DEFAULT = 10000.0
 """What transformers' Llama config, SGLang and vLLM take when they find no theta."""
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -57,16 +62,22 @@ def items(value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Rope:
-    """Effective rotary settings: theta, and the scaling as {type, factor, ...} (None: no scaling)."""
+    """Effective rotary settings: theta, the scaling as {type, factor, ...} (None: no scaling), the part that turns."""
 
     theta: float
     scaling: Mapping[str, Any] | None
     theta_found: bool
+    partial: float = 1.0
 
     @property
     def kind(self) -> str | None:
         """Type of the scaling under either spelling."""
-        return None if self.scaling is None else str(self.scaling.get("rope_type", self.scaling.get("type")))
+        if self.scaling is None:
+            return None
+        # engines write `default` over the type where there are sections
+        return (
+            "mrope" if "mrope_section" in self.scaling else str(self.scaling.get("rope_type", self.scaling.get("type")))
+        )
 
     @property
     def factor(self) -> float | None:
@@ -82,10 +93,10 @@ class Rope:
     def settings(self) -> dict[str, Any]:
         """All that decides the rotation, comparable between spellings."""
         extra = {k: real(v) if real(v) is not None else v for k, v in (self.scaling or {}).items()}
-        ignored = ("type", "rope_type", "rope_theta")
+        ignored = ("type", "rope_type", "rope_theta", "partial_rotary_factor")
         extra = {k: v for k, v in extra.items() if v is not None and k not in ignored}
         defaults = _YARN_DEFAULTS if self.kind == "yarn" else {}
-        return {"theta": self.theta, "type": self.kind, **defaults, **extra}
+        return {"theta": self.theta, "type": self.kind, "partial_rotary_factor": self.partial, **defaults, **extra}
 
 
 def rope_of(config: Mapping[str, Any], *, old_reader: bool = False) -> Rope:
@@ -97,9 +108,15 @@ def rope_of(config: Mapping[str, Any], *, old_reader: bool = False) -> Rope:
     scaling: Any = config.get("rope_scaling")
     if not isinstance(scaling, Mapping):
         scaling = new
+    elif found is None and not old_reader:
+        found = real(scaling.get("rope_theta"))  # transformers 5 takes rope_scaling for rope_parameters
+    partial = real(config.get("partial_rotary_factor"))
+    if partial is None:
+        partial = real(new.get("partial_rotary_factor"))
     kind = scaling.get("rope_type", scaling.get("type"))
-    without = not scaling or kind in (None, "default")
-    return Rope(ROPE_THETA_DEFAULT if found is None else found, None if without else scaling, found is not None)
+    without = not scaling or (kind in (None, "default") and "mrope_section" not in scaling)
+    theta = ROPE_THETA_DEFAULT if found is None else found
+    return Rope(theta, None if without else scaling, found is not None, 1.0 if partial is None else partial)
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -224,7 +241,8 @@ class Draft:
     def states(self) -> int:
         """Number of states that engines size fc for: `num_aux_hidden_states`, else the nested list's length, else 3."""
         named = whole(self.config.get("num_aux_hidden_states"))
-        for ids in (self.nested_ids, self.given_ids):
+        top = self.top_ids if self.mla else None  # SGLang's latent-attention draft alone counts these too
+        for ids in (self.nested_ids, top, self.given_ids):
             if named is None and ids:
                 named = len(ids)
         return 3 if named is None else named

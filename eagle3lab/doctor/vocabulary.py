@@ -22,6 +22,7 @@ class VocabularyMap:
         d2t_rows, t2d_length, t2d_true, lm_head_rows: the other four numbers that must agree.
         d2t: offsets int64 [Vd]. kept: ascending true places of t2d, unknown when it is not V long.
         dtypes: name -> stored dtype.
+        odd_shapes: d2t and t2d of more or fewer dimensions than one.
         d2t_absent: known not to be in the weights (not merely not given).
     """
 
@@ -34,6 +35,7 @@ class VocabularyMap:
     d2t: np.ndarray | None
     kept: np.ndarray | None
     dtypes: dict[str, str]
+    odd_shapes: dict[str, list[int]]
     d2t_absent: bool
 
     def numbers(self) -> dict[str, int | None]:
@@ -80,6 +82,7 @@ def read(facts: Facts) -> VocabularyMap:
     tensors = {k: mapping(v) for k, v in facts.mapping("tensors").items()}
     lengths: dict[str, int | None] = {}
     dtypes: dict[str, str] = {}
+    odd_shapes: dict[str, list[int]] = {}
     for wanted in ("d2t", "t2d", "lm_head.weight"):
         spelt = _spelling(headers, wanted)
         shape = names.shape_of(headers, spelt) if spelt else None
@@ -88,6 +91,8 @@ def read(facts: Facts) -> VocabularyMap:
         if isinstance(given.get("shape"), list) and given["shape"]:
             shape, dtype = [whole(n) or 0 for n in given["shape"]], given.get("dtype")
         lengths[wanted] = shape[0] if shape else None
+        if shape is not None and len(shape) != 1 and wanted != "lm_head.weight":
+            odd_shapes[wanted] = shape
         if isinstance(dtype, str):
             dtypes[wanted] = dtype
     d2t, t2d = integers(facts.get("d2t")), integers(facts.get("t2d"))
@@ -105,6 +110,7 @@ def read(facts: Facts) -> VocabularyMap:
         d2t=d2t,
         kept=np.sort(kept) if kept is not None and t2d_fits else None,
         dtypes=dtypes,
+        odd_shapes=odd_shapes,
         d2t_absent=_absent(facts, lengths["d2t"]),
     )
 

@@ -135,7 +135,7 @@ def _open_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{index} has no weight_map ({error!r})", fix=_FETCH) from error
     here = {file.name for file in files}
     if missing := sorted(named - here):
-        lost = [name for name, file in weight_map.items() if file == missing[0]]
+        lost = [name for name, file in weight_map.items() if str(file) == missing[0]]
         raise CheckpointError(
             f"{folder}: {missing[0]} is missing ({len(lost)} tensors, first {lost[0]})",
             rule="every file of the index must be there", fix=_FETCH,

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle3lab.core.errors import UsageError, nearest
 from eagle3lab.core.hashes import sha256_file
-from eagle3lab.doctor.readers.bounded import check_size, read_text
+from eagle3lab.doctor.readers.bounded import YamlLoader, check_size, read_text
 from eagle3lab.runs.directory import NOTEBOOK_OF, parameters_hash
 from eagle3lab.runs.parameters import NOTEBOOKS
 from eagle3lab.runs.presets import OVERRIDABLE, Preset, find_preset, with_overrides
@@ -152,7 +152,7 @@ def changed(preset: Preset, overrides: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in sorted(overrides.items()) if value != getattr(preset, name)}
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(YamlLoader):
     """The safe loader; a key that stands twice in one mapping is an error (YAML would keep the last in silence)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

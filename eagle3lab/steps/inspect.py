@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3lab.core.errors import StoreError, UsageError, nearest
+from eagle3lab.core.errors import CheckpointError, StoreError, UsageError, nearest
 from eagle3lab.inspection import Inspection, answer_number_pair, inspect_checkpoint
 from eagle3lab.inspection.matrices import MatrixLook
 from eagle3lab.inspection.report import LABELS, number
+from eagle3lab.inspection.tensorfile import open_checkpoint
 from eagle3lab.inspection.words import NumberPair, parse_shape
 from eagle3lab.steps.output import table
 
@@ -60,6 +61,27 @@ class InspectOutcome:
         return "\n\n".join([*parts, "\n".join(lines), found.sentence])
 
 
+@dataclass(frozen=True)
+class BrokenOutcome:
+    """A checkpoint that is there and cannot be read: that is the answer, not a failure to start."""
+
+    path: Path
+    error: CheckpointError
+    exit_code: int = 1
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of an inspection without contents, and one finding in the doctor's form."""
+        finding = {
+            **{"code": "checkpoint-broken", "severity": "error", "subject": str(self.path), "actual": None},
+            **{"message": self.error.what, "rule": self.error.rule, "fix": self.error.fix, "evidence": {}},
+        }
+        return {"tensors": [], "fc": None, "verdict": {"labels": [], "evidence": []}, "findings": [finding]}
+
+    def as_text(self) -> str:
+        """The one line of the error."""
+        return str(self.error)
+
+
 def moment_rows(found: Inspection) -> list[tuple[str, ...]]:
     """Rows of point, mean, std, excess kurtosis and largest magnitude; the whole matrix first."""
     named = [("all", found.pooled), *zip(found.layout.points, found.blocks, strict=True)]
@@ -78,7 +100,7 @@ def _matrix_row(look: MatrixLook) -> tuple[object, ...]:
     return (look.name, *moments, f"{look.kurtosis:.3f}" if math.isfinite(look.kurtosis) else None, state)
 
 
-def inspect(path: Path, *, require: Sequence[str] = (), **how: Any) -> InspectOutcome:
+def inspect(path: Path, *, require: Sequence[str] = (), **how: Any) -> InspectOutcome | BrokenOutcome:
     """Inspect the checkpoint at `path`; `how` is what `inspect_checkpoint` takes, with every tensor looked at.
 
     Raises:
@@ -87,6 +109,12 @@ def inspect(path: Path, *, require: Sequence[str] = (), **how: Any) -> InspectOu
     for label in require:
         if label.partition("(")[0].strip() not in LABELS:
             raise UsageError(f"--require {label!r}", rule=nearest(label, LABELS))
+    try:
+        open_checkpoint(path)
+    except CheckpointError as error:
+        if not Path(path).exists():
+            raise
+        return BrokenOutcome(Path(path), error)
     if how.get("states") is not None:
         how["states"] = states_folder(Path(how["states"]))
         how["target"] = how.get("target") or target_of(how["states"])

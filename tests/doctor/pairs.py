@@ -49,6 +49,18 @@ def quantised(*ends: str) -> dict[str, Any]:
     return found
 
 
+LATENT = {
+    "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+    "hidden_size": 4096,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 256,
+}
+
+
+def without_rank() -> dict[str, Any]:
+    return {"draft_config": {**LATENT, "q_lora_rank": None}}
+
+
 def renamed(old: str, new: str) -> dict[str, Any]:
     return {**GOOD, "draft_headers": {name.replace(old, new): e for name, e in GOOD["draft_headers"].items()}}
 
@@ -200,6 +212,8 @@ PAIRS: dict[str, Pair] = {
         damaged(GOOD, "draft_config", "torch_dtype", value="float16"),
         damaged(GOOD, "draft_config", "torch_dtype", value="bfloat16"),
     ),
+    "weights-twice": ("", with_tensor(**{"layers.0.mlp.up_proj.weight": ["BF16", [12288, 4096]]}), GOOD),
+    "config-mla-rank": ("sglang", without_rank(), {"draft_config": LATENT}),
     "weights-fc-quantised": (
         "sglang",
         {**PACKED, "draft_headers": quantised("fc.weight", "mlp.up_proj.weight")},

@@ -101,7 +101,7 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("grid: {seed: [-1]}", "seed is -1 (int)"),
         ("grid: {train_steps: [4.0]}", "train_steps is 4.0 (float); train_steps is int"),
         ("grid: {train_steps: ['4']}", "train_steps is '4' (str)"),
-        ("grid: {train_steps: [1e3]}", "train_steps is '1e3' (str)"),
+        ("grid: {train_steps: [1e3]}", "train_steps is 1000.0 (float)"),
         ("grid: {learning_rate: [.nan]}", "learning_rate is nan"),
         ("grid: {learning_rate: [-1e-3]}", "learning_rate is -0.001"),
         ("grid: {train_steps: [[4]]}", "train_steps is [4] (list)"),

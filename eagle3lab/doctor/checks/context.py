@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.readers.launch import parse_args
+from eagle3lab.doctor.readers.launch import parse_args, speculative_config
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of, whole
 
@@ -93,8 +93,11 @@ def _prompts(facts: Facts) -> list[object]:
 
 
 def _steps(facts: Facts) -> int:
-    launch = parse_args(facts["launch_args"]) if facts.get("launch_args") else None
-    return (launch.number("speculative-num-steps") if launch else None) or 1
+    if not facts.get("launch_args"):
+        return 1
+    launch = parse_args(facts["launch_args"])
+    steps = launch.number("speculative-num-steps") or whole(speculative_config(launch).get("num_speculative_tokens"))
+    return steps or 1
 
 
 def _word(steps: int) -> str:

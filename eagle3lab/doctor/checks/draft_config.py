@@ -8,7 +8,17 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of, mapping, real, target_of, whole
+from eagle3lab.doctor.views import (
+    EAGLE3_LLAMA,
+    EAGLE3_MLA,
+    VLLM_CLASSES,
+    draft_of,
+    mapping,
+    real,
+    target_of,
+    text_of,
+    whole,
+)
 
 _SIZES = (
     *(
@@ -22,6 +32,8 @@ _SIZES = (
     *("vocab_size", "draft_vocab_size", "target_hidden_size", "max_position_embeddings", "num_aux_hidden_states"),
 )
 
+_OF_TARGET = ("hidden_size", "vocab_size", "max_position_embeddings")
+
 _UNTIE = '"tie_word_embeddings": false in config.json, or leave lm_head.weight out'
 
 
@@ -33,7 +45,8 @@ def serves(facts: Facts, name: str) -> bool:
 @check(
     code="config-values",
     title="sizes in config.json are positive whole numbers",
-    reads=("draft_config",),
+    reads=("draft_config|target|target_config",),
+    also=("draft_config", "target", "target_config"),
     rule="a size is a whole number above 0, rope_theta a number above 0; null only where a key may be null",
     fix="correct the value in config.json",
 )
@@ -45,6 +58,12 @@ def config_values(facts: Facts) -> Iterator[Finding]:
         number = whole(value)
         if value is not None and (number is None or number < 1):
             yield error(key, f"{key} is {str(value)[:40]}, a whole number above 0 is needed", actual=value)
+    flat, config = facts.mapping("target"), text_of(facts.mapping("target_config"))
+    for part, keys in ((flat, ("blocks", *_OF_TARGET)), (config, ("num_hidden_layers", *_OF_TARGET))):
+        for key, value in ((key, part.get(key)) for key in keys):
+            if value is not None and (whole(value) or 0) < 1:
+                text = f"{key} of the target is {repr(value)[:40]}, a whole number above 0 is needed"
+                yield error(f"target {key}", text, actual=value, fix="correct the value in the target's config.json")
     epsilon = draft.layer.get("rms_norm_eps")
     if epsilon is not None and (real(epsilon) is None or not 0 < float(epsilon) < 1):
         yield error(
@@ -146,13 +165,33 @@ def config_class(facts: Facts) -> Iterator[Finding]:
     given = draft.architecture
     if draft.speculators or not given or "eagle3" not in given.lower() or given in (EAGLE3_LLAMA, EAGLE3_MLA):
         return
-    if serves(facts, "sglang"):
+    strange = given not in VLLM_CLASSES
+    if serves(facts, "sglang") or strange:
         needed = EAGLE3_MLA if "deepseek" in given.lower() else EAGLE3_LLAMA
-        tell = error if facts.chosen else info
-        text = f"architectures is {given}, which SGLang 0.5.23 does not have: {needed} is needed"
+        tell = error if facts.chosen or strange else info
+        lacking = "SGLang 0.5.23" if serves(facts, "sglang") else "vLLM"
+        lacking = "neither SGLang nor vLLM has" if strange and not facts.chosen else f"{lacking} does not have"
+        text = f"architectures is {given}, which {lacking}: {needed} is needed"
         yield tell(
             "architectures", text, actual=given, fix=f'"architectures": ["{needed}"]', given=given, needed=needed
         )
+
+
+@check(
+    code="config-mla-rank",
+    title="latent-attention draft without q_lora_rank",
+    reads=("draft_config",),
+    also=("serve_with", "launch_args"),
+    rule="SGLang's Eagle3DeepseekV2ForCausalLM needs q_lora_rank; vLLM's also builds a plain q_proj",
+    fix="write q_lora_rank, or serve with vLLM",
+    symptom="a value error while the draft model is built",
+)
+def mla_rank(facts: Facts) -> Iterator[Finding]:
+    """Only where the other rank is written: a few keys are no whole config."""
+    draft = draft_of(facts)
+    if draft.mla and draft.size("kv_lora_rank") and not draft.size("q_lora_rank") and serves(facts, "sglang"):
+        tell = error if facts.chosen else warning
+        yield tell("q_lora_rank", "q_lora_rank is not written: SGLang refuses the draft", actual=None)
 
 
 @check(
@@ -218,7 +257,7 @@ def target_hidden_null(facts: Facts) -> Iterator[Finding]:
     code="config-draft-vocab-missing",
     title="draft_vocab_size is missing",
     reads=("draft_config",),
-    also=("draft_headers", "serve_with", "target", "target_config"),
+    also=("draft_headers", "serve_with", "launch_args", "target", "target_config"),
     rule="SGLang's Llama draft needs the key draft_vocab_size; null borrows the target's head, missing fails",
     fix="write draft_vocab_size into config.json",
     symptom="an attribute error while the draft model is built",
@@ -231,7 +270,7 @@ def draft_vocab_missing(facts: Facts) -> Iterator[Finding]:
     head = next((e for n, e in facts.mapping("draft_headers").items() if n.endswith("lm_head.weight")), None)
     rows = head[1][0] if isinstance(head, list) and len(head) == 2 and head[1] else None
     size = rows or draft.vocab
-    trainer_input = not facts.has("draft_headers") and not facts.has("serve_with")
+    trainer_input = not any(facts.has(name) for name in ("draft_headers", "serve_with", "launch_args"))
     text = f"draft_vocab_size is missing; write {size}, or null to borrow the head of the target"
     if trainer_input:
         yield info("draft_vocab_size", f"{text} (a trainer's input: its exporter fills it in)", needed=size)
@@ -307,8 +346,8 @@ def oddities(facts: Facts) -> Iterator[Finding]:
 @check(
     code="fc-bypass",
     title="aux capture is off, or fc is stepped over",
-    reads=("draft_config",),
-    also=("draft_config_ids", "draft_headers", "target", "target_config", "launch_args"),
+    reads=("draft_config|draft_config_ids",),
+    also=("draft_config", "draft_config_ids", "draft_headers", "target", "target_config", "launch_args"),
     rule="fc runs only when the captured width differs from the embedding width",
     fix="set eagle_config.use_aux_hidden_state to true and capture three layers",
     symptom="accept length near 1.00, nothing logged",
@@ -316,10 +355,13 @@ def oddities(facts: Facts) -> Iterator[Finding]:
 def fc_bypass(facts: Facts) -> Iterator[Finding]:
     """use_aux_hidden_state false, or one state exactly as wide as the embedding."""
     draft, target = draft_of(facts), target_of(facts)
-    state, hidden = draft.target_hidden(target), draft.hidden
+    if "eagle" in (draft.architecture or "").lower() and not draft.eagle3_class:
+        return  # EAGLE-1 and 2 read one state and have no such switch
     head = next((e for n, e in facts.mapping("draft_headers").items() if n.endswith("fc.weight")), None)
     shape = head[1] if isinstance(head, list) and len(head) == 2 and isinstance(head[1], list) else []
     fc_in = whole(shape[1]) if len(shape) == 2 else None
+    hidden = draft.hidden or (whole(shape[0]) if fc_in else None)
+    state = draft.target_hidden(target)
     if "use_aux_hidden_state" in draft.eagle:
         value = draft.eagle["use_aux_hidden_state"]
         if not value:
@@ -341,11 +383,9 @@ def fc_bypass(facts: Facts) -> Iterator[Finding]:
                 actual=value,
                 fix="write true or false without quotes",
             )
-    ids = (
-        draft.nested_ids
-        if draft.nested_ids is not None
-        else (draft.top_ids if "vllm" in facts.engine_names() else None)
-    )
+    ids = draft.nested_ids if draft.nested_ids is not None else draft.given_ids
+    if ids is None and "vllm" in facts.engine_names():
+        ids = draft.top_ids
     if ids is None or len(set(ids)) != 1 or not state or not hidden or not serves(facts, "sglang"):
         return
     if state == hidden:

@@ -18,6 +18,8 @@ from eagle3lab.doctor.views import draft_of, target_of, whole
 WHOLE_LIMIT = 4_000_000
 """Elements up to which every row is compared."""
 SAMPLED_ROWS = 512
+PADDED = 20
+"""A vocabulary is padded by less than this part of its rows."""
 TUNED_COSINE = 0.9
 """Mean cosine from which a draft's own embedding is the target's, trained further, and not another one."""
 BF16_SLACK = 2.0**-8
@@ -149,7 +151,11 @@ def embedding_differs(facts: Facts) -> Iterator[Finding]:
         "draft_std": round(seen.draft_std, 6),
         "target_std": round(seen.target_std, 6),
     }
-    if close == rows:
+    short = _lacking(facts)
+    if close == rows and short:
+        text = f"embed_tokens has {short[0]} rows, the target's {short[1]}: those are equal, the rest is lost"
+        yield warning("embed_tokens.weight", text, actual=short[0], needed=short[1], **numbers)
+    elif close == rows:
         how = "equal" if equal == rows else "equal within bf16 rounding"
         yield info("embed_tokens.weight", f"{close} of {rows} rows{sampled} are {how}", **numbers)
     elif close == 0:
@@ -177,6 +183,15 @@ def embedding_differs(facts: Facts) -> Iterator[Finding]:
             shards_equal=shards,
             **ranks,
         )
+
+
+def _lacking(facts: Facts) -> tuple[int, int] | None:
+    """(rows of the draft, of the target) when the draft lacks more than a padding at the target's end."""
+    draft, target = (shape_of(facts, name) for name in ("draft_embed_tokens", "target_embed_tokens"))
+    if draft is None or target is None or (target[0] - draft[0]) * PADDED < target[0]:
+        return None
+    beyond = matrix(facts, "target_embed_tokens", np.arange(draft[0], min(target[0], draft[0] + SAMPLED_ROWS)))
+    return None if beyond is None or not beyond.any() else (draft[0], target[0])
 
 
 def _shards(facts: Facts, seen: Comparison) -> list[bool]:

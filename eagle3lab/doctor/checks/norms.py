@@ -35,7 +35,7 @@ def norm_flag(facts: Facts) -> Iterator[Finding]:
     one = {"input_norm.weight"} & present
     per_state = {n for n in present if n.startswith("fc_norm.") or n.removesuffix(".weight") in names.LEGACY_NORMS}
     needed = {f"fc_norm.{i}.weight" for i in range(draft.states)}
-    if {n.removesuffix(".weight") for n in per_state} >= set(names.LEGACY_NORMS):
+    if {n.removesuffix(".weight") for n in per_state} & set(names.LEGACY_NORMS):
         needed = {f"{n}.weight" for n in names.LEGACY_NORMS}
     pairs = (
         ("norm_before_fc", draft.written("norm_before_fc"), one, {"input_norm.weight"}),

@@ -48,8 +48,9 @@ def _softened(facts: Facts, found: list[tuple[View, Finding]], judged: int) -> I
     fix="eagle3lab points --blocks N --ids A,B,C --engine E --family F",
 )
 def points_captured(facts: Facts) -> Iterator[Finding]:
-    """Tell what is captured, for every engine that is judged; also for the V2 runner when none was chosen."""
-    engines = facts.engines if facts.chosen else (*facts.engines, Engine("vllm-v2"))
+    """Tell what is captured, for every engine that is judged; also for the V2 runner where it may be the one."""
+    open_runner = facts.either_runner or not facts.chosen
+    engines = (*facts.engines, Engine("vllm-v2")) if open_runner else facts.engines
     seen = _views(facts, engines)
     if not seen:
         return
@@ -64,7 +65,7 @@ def points_captured(facts: Facts) -> Iterator[Finding]:
         engine_reads=seen[0].read if alone else {view.engine.name: view.read for view in seen},
         rule=seen[0].rule if alone else {view.engine.name: view.rule for view in seen},
     )
-    ignored = [view for view in seen if not facts.chosen and view.engine.name == "vllm-v2" and view.elsewhere]
+    ignored = [view for view in seen if open_runner and view.engine.name == "vllm-v2" and view.elsewhere]
     if ignored and ignored[0].read is None:
         keys = ", ".join(ignored[0].elsewhere)
         default = ignored[0].resid_pre

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lab.doctor.captured import NESTED, PLACES, TOP, View, meant, misspelt_lists, views
+from eagle3lab.doctor.captured import NESTED, PLACES, TOP, View, meant, misspelt_lists, places_of, views
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
@@ -48,6 +48,7 @@ def _ignored(facts: Facts, view: View, key: str, ids: list[int]) -> Finding:
     trained = id_list(facts.get("states_manifest_resid_pre"))
     wanted = trained if trained is not None else meant(key, ids, target, view.engine) if target else ids
     engine, default = view.engine.label, view.resid_pre
+    places = places_of(draft_of(facts), view.engine)
     known = key in (NESTED, TOP) or key in {place for places in PLACES.values() for place in places}
     reader = "vLLM's V2 runner" if view.engine.name == "vllm-v2" else engine
     text = f"{key} is not read by {reader}" if known else f"{key} is not a known key, nearest {IDS_KEY}"
@@ -57,11 +58,11 @@ def _ignored(facts: Facts, view: View, key: str, ids: list[int]) -> Finding:
         "written": ids,
         "engine_reads": None,
         "engine_captures_resid_pre": default,
-        "it_reads": list(PLACES[view.engine.name]),
+        "it_reads": list(places),
     }
     if not known:
         numbers["nearest"] = IDS_KEY
-    where = f"{engine} reads {' or '.join(PLACES[view.engine.name])}"
+    where = f"{engine} reads {' or '.join(places)}"
     if default == wanted:
         tell = warning if facts.chosen else info
         return tell(key, f"{text}; ids {ids} are ignored, but the default {default} is the same", actual=ids, **numbers)

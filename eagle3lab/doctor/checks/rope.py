@@ -26,6 +26,11 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[A
     return {key: [a.get(key), b.get(key)] for key in {**a, **b} if a.get(key) != b.get(key)}
 
 
+def _decoder(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a config, whatever its layout, that holds the decoder's rotary settings."""
+    return mapping(config.get("transformer_layer_config")) or text_of(config)
+
+
 def _shown(rope: Rope) -> dict[str, Any] | None:
     """Scaling as {rope_type, ...} for a message, None without."""
     if rope.scaling is None:
@@ -46,8 +51,7 @@ def rope_conversion(facts: Facts) -> Iterator[Finding]:
     """Compare effective settings, whatever the spelling."""
     source: Mapping[str, Any] = facts.mapping("source_config")
     converted: Mapping[str, Any] = facts.mapping("converted_config")
-    source = mapping(source.get("transformer_layer_config")) or text_of(source)
-    converted = mapping(converted.get("transformer_layer_config")) or text_of(converted)
+    source, converted = _decoder(source), _decoder(converted)
     before, after = rope_of(source), rope_of(converted)
     if before.theta != after.theta:
         lost = "" if after.theta_found else " (none is written, so the default is taken)"
@@ -60,6 +64,9 @@ def rope_conversion(facts: Facts) -> Iterator[Finding]:
         )
     a, b = before.settings(), after.settings()
     changed = {key: pair for key, pair in _differences(a, b).items() if key != "theta"}
+    if part := changed.pop("partial_rotary_factor", None):
+        text = f"partial_rotary_factor was {part[0]:g} and is {part[1]:g} (1 when it is not written)"
+        yield error("partial_rotary_factor", text, actual=part[1], before=part[0], after=part[1])
     if changed:
         if before.scaling is not None and after.scaling is None:
             text = f"rope_scaling lost: {before.label()} became null"
@@ -120,8 +127,8 @@ def rope_readers(facts: Facts) -> Iterator[Finding]:
     if old.theta != new.theta:
         yield warning(
             "rope_theta",
-            f"theta {new.theta:g} is only under rope_parameters: older readers look at top level only and see "
-            f"{old.theta:g}",
+            f"theta {new.theta:g} is only under {'rope_parameters' if inner is not None else 'rope_scaling'}: older "
+            f"readers look at top level only and see {old.theta:g}",
             actual=new.theta,
             effective_theta=new.theta,
             they_see=old.theta,
@@ -200,7 +207,7 @@ def _states_rope(config: Mapping[str, Any]) -> bool:
 )
 def rope_spellings(facts: Facts) -> Iterator[Finding]:
     """Effective settings of several configs, compared."""
-    ropes = [rope_of(mapping(config)) for config in facts["configs"] or []]
+    ropes = [rope_of(_decoder(mapping(config))) for config in facts["configs"] or []]
     if len(ropes) < 2:
         return
     effective = [{"theta": rope.theta, "type": rope.kind, "factor": rope.factor} for rope in ropes]

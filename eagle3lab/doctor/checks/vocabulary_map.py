@@ -75,6 +75,10 @@ def vocab_lengths(facts: Facts) -> Iterator[Finding]:
     seen = vocabulary.read(facts)
     numbers = seen.numbers()
     told = ", ".join(f"{name} {value if value is not None else 'unknown'}" for name, value in numbers.items())
+    for name, shape in seen.odd_shapes.items():
+        yield error(
+            name, f"{name} has the shape {shape}, one dimension is needed", actual=shape, fix=f"{name}.flatten()"
+        )
     long_enough = seen.t2d_length is None or seen.vocab is None or seen.t2d_length == seen.vocab
     if not long_enough:
         yield error(

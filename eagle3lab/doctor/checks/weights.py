@@ -10,7 +10,7 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
 from eagle3lab.doctor.inventory import is_other_method, is_quantised, rename_hints, take
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, draft_of
+from eagle3lab.doctor.views import EAGLE3_LLAMA, EAGLE3_MLA, VLLM_CLASSES, draft_of
 
 _ALSO = ("draft_config", "target", "target_config", "serve_with")
 _SILENT = "accept length near 1.00: the engine runs on uninitialised weights and logs nothing"
@@ -255,6 +255,32 @@ def weights_layout(facts: Facts) -> Iterator[Finding]:
 
 
 @check(
+    code="weights-twice",
+    title="one parameter under two names",
+    reads=("draft_headers",),
+    also=_ALSO,
+    rule="two names of one parameter (midlayer.* and layers.0.*, q_proj and qkv_proj) overwrite each other at loading",
+    fix="leave one of them out of the file",
+    symptom="the one that is read last stays, without a message",
+)
+def weights_twice(facts: Facts) -> Iterator[Finding]:
+    """Spellings of one name, and a fused projection beside its parts."""
+    inventory = take(facts)
+    if inventory is None:
+        return
+    spellings: dict[str, list[str]] = {}
+    for name, known in inventory.canonical.items():
+        if not (names.is_map(name) or names.is_scale(name) or names.is_packed(inventory.headers, name)):
+            spellings.setdefault(known, []).append(name)
+    pairs = [found for found in spellings.values() if len(found) > 1]
+    pairs += [[*spellings[whole], *spellings[part]] for whole in inventory.fused if whole in spellings
+              for part in names.fused_parts(whole) if part in spellings]  # fmt: skip
+    if pairs:
+        text = f"{' and '.join(pairs[0])} name one parameter" + (f", and {len(pairs) - 1} more" if pairs[1:] else "")
+        yield warning("draft weights", text, actual=[name for pair in pairs for name in pair][:50], count=len(pairs))
+
+
+@check(
     code="weights-class",
     title="class named in the config against the keys in the file",
     reads=("draft_config", "draft_headers"),
@@ -287,7 +313,9 @@ def weights_class(facts: Facts) -> Iterator[Finding]:
         if there
     ]
     eagle3 = len(evidence) > 1 or "hidden_norm" in evidence
-    wrong_class = not draft.eagle3_class and eagle3
+    # vLLM puts Eagle3 before the target's own class
+    prefixed = f"Eagle3{given}" in VLLM_CLASSES and set(facts.engine_names()) <= {"vllm", "vllm-v2"}
+    wrong_class = not draft.eagle3_class and eagle3 and not prefixed
     wrong_attention = draft.eagle3_class and attention and given in (EAGLE3_LLAMA, EAGLE3_MLA) and given != needed
     if wrong_class or wrong_attention:
         yield error(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +87,19 @@ def read_json(path: Path, limit: int = TEXT_LIMIT) -> Parsed:
     return parse_json(read_text(path, limit), str(path))
 
 
-def parse_yaml(text: str, name: str) -> Any:
+class YamlLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C loader need not be there
+    """PyYAML's safe loader with the numbers of YAML 1.2 and JSON: 1e-06, which YAML 1.1 takes for text, is one."""
+
+
+YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def parse_yaml(text: str, name: str, loader: type[yaml.SafeLoader] = YamlLoader) -> Any:
     """Parse YAML with the safe loader; aliases are fine, a value that unfolds beyond `NODE_LIMIT` nodes is not."""
     try:
-        value = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        value = yaml.load(text, Loader=loader)
     except RecursionError as error:
         raise ReadError(f"{name} is nested too deeply") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import yaml
+
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
@@ -12,8 +16,7 @@ def read(value: str, facts: Facts) -> None:
     """Add every fact of the file. A file that is not a mapping, or an unknown name, is a `UsageError` (exit 2)."""
     path = existing(value, "--facts")
     try:
-        text = read_text(path)
-        parsed = parse_json(text, str(path)).value if path.suffix == ".json" else parse_yaml(text, str(path))
+        parsed = _parsed(read_text(path), str(path), json=path.suffix == ".json")
     except ReadError as error:
         raise UsageError(error.what, rule=error.rule or "a YAML or JSON mapping", fix="correct the file") from error
     if not isinstance(parsed, dict):
@@ -22,3 +25,21 @@ def read(value: str, facts: Facts) -> None:
         )
     for name, fact in parsed.items():
         facts.put(str(name), fact, str(path))
+
+
+def _parsed(text: str, name: str, *, json: bool) -> Any:
+    """The value of a file in YAML or JSON; JSON may stand in a .yaml file.
+
+    A runner reads `parameters` with the rules of YAML 1.1, where 1e-3 is a text, so that part is read as it does.
+    """
+    if json:
+        return parse_json(text, name).value
+    if text.lstrip().startswith("{"):
+        try:
+            return parse_json(text, name).value
+        except ReadError:
+            pass  # a mapping of YAML in one line
+    parsed = parse_yaml(text, name)
+    if isinstance(parsed, dict) and isinstance(parsed.get("parameters"), dict):
+        parsed["parameters"] = parse_yaml(text, name, yaml.SafeLoader)["parameters"]
+    return parsed
