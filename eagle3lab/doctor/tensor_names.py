@@ -82,6 +82,8 @@ def is_unread_map(name: str) -> bool:
 def expected_shapes(draft: Draft, target: Target | None, *, mla: bool) -> dict[str, tuple[int | None, ...]]:
     """Canonical name (`midlayer.` for the layer) -> shape of every tensor that must be in the file; None is unknown."""
     hidden, inner = draft.hidden, draft.size("intermediate_size")
+    if draft.layer.get("model_type") == "llama4_text":
+        inner = None  # SGLang reads intermediate_size_mlp there, vLLM intermediate_size
     state = draft.target_hidden(target)
     both = 2 * hidden if hidden else None
     fc_in = draft.states * state if state else None

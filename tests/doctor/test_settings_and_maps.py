@@ -209,6 +209,33 @@ def told(code: str, facts: dict[str, Any], engine: str = "") -> list[Finding]:
             "warning",
             "name one parameter",
         ),
+        (
+            "vocab-built",
+            "",
+            {"draft_vocab_size": 1200, "vocab_size": 1000, "built_map": {"padded": True}},
+            "error",
+            "above vocab_size 1000",
+        ),
+        (
+            "vocab-built",
+            "",
+            {"cached_map": {"d2t_rows": 8192}, "asked": {"draft_vocab_size": 32000}},
+            "error",
+            "asked for 32000",
+        ),
+        (
+            "norm-flag",
+            "sglang",
+            {
+                "draft_config": {**EAGLE3, "hidden_size": 16},
+                "draft_headers": {
+                    f"module.{name}": entry
+                    for name, entry in {**headers(TINY), "input_norm.weight": ["BF16", [48]]}.items()
+                },
+            },
+            "error",
+            "[48] = 3 x 16",
+        ),
         ("states-overflow", "", {"dtype_before": "F32", "value": 3.4e38, "dtype_after": "BF16"}, "error", "inf"),
         ("file-values", "", {"tensor": {"dtype": "BF16", "shape": [], "bytes_hex": "c07f"}}, "error", "1 NaN"),
     ],
@@ -282,6 +309,8 @@ def test_told(code: str, engine: str, facts: dict[str, Any], severity: str, word
         ("vocab-offsets", "", {"draft_config": {"vocab_size": 20}, "d2t": [0, 0, 5, 5], "t2d_true_ids": [0, 1, 7, 8]}),
         ("weights-class", "vllm", {**served(QWEN, architectures=["LlamaForCausalLM"]), "launch_args": None}),
         ("weights-twice", "", served(QWEN)),
+        ("vocab-built", "", {"cached_map": {"d2t_rows": 32000}, "asked": {"draft_vocab_size": 32000}}),
+        ("vocab-offsets", "", {"draft_config": {"vocab_size": 400}, "d2t": list(range(100))}),
         ("states-overflow", "", {"dtype_before": "F32", "value": 3.0e38, "dtype_after": "BF16"}),
         ("file-values", "", {"tensor": {"dtype": "BF16", "shape": [], "bytes_hex": "803f"}}),
     ],

@@ -65,7 +65,7 @@ def _unused(
     inventory: Inventory, flag: str, found: list[str], state: int | None, value: bool | None, why: str, fix: str
 ) -> Finding:
     """Tensors of a norm that no judged engine switches on."""
-    shape = inventory.shape(found[0])
+    shape = inventory.shape(found[0]) or inventory.shape(inventory.prefix + found[0])
     reads_as = f"{shape[0] // state} x {state}" if shape and state and shape[0] % state == 0 else None
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return error(

@@ -84,6 +84,11 @@ def vocab_built(facts: Facts) -> Iterator[Finding]:
     """Padding is right; too few rows and a stale cache are not."""
     built = facts.mapping("built_map")
     distinct, wanted = whole(facts.get("corpus_distinct_tokens")), whole(facts.get("draft_vocab_size"))
+    vocab = whole(facts.get("vocab_size"))
+    if wanted and vocab and wanted > vocab:
+        text = f"draft_vocab_size is {wanted}, above vocab_size {vocab}: no padding fills the map"
+        yield error("draft_vocab_size", text, actual=wanted, needed=vocab, fix="ask for a smaller draft vocabulary")
+        return
     if facts.has("built_map") and wanted:
         rows = whole(built.get("d2t_rows")) or (
             min(distinct, wanted) if distinct is not None and built.get("padded") is False else None
@@ -108,8 +113,9 @@ def vocab_built(facts: Facts) -> Iterator[Finding]:
             )
     cached = facts.mapping("cached_map")
     asked = mapping(facts.get("asked"))
+    cached = {"draft_vocab_size": cached.get("d2t_rows"), **cached}  # a map has as many rows as ids
     for key, value in asked.items():
-        if key in cached and not same_setting(cached[key], value):
+        if cached.get(key) is not None and not same_setting(cached[key], value):
             yield error(
                 "cached map",
                 f"the cached map has {key} {cached[key]}, asked for {value}",

@@ -234,7 +234,13 @@ def vocab_offsets(facts: Facts) -> Iterator[Finding]:
             f"target ids are not ascending at d2t[{place}]: training takes the rows of t2d in ascending order",
             **numbers,
         )
-    elif seen.kept is None and seen.t2d_length is None and len(targets) >= ENOUGH and (np.diff(seen.d2t) > 0).all():
+    elif (
+        seen.kept is None
+        and seen.t2d_length is None
+        and len(targets) >= ENOUGH
+        and (np.diff(seen.d2t) > 0).all()
+        and (seen.d2t != np.arange(len(seen.d2t))).any()  # as ids 0, 1, 2, ... would be no selection
+    ):
         yield warning(
             "d2t",
             f"d2t ascends at every step over {len(targets)} rows: absolute ids do, offsets hardly ever; t2d is not "
