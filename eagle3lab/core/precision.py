@@ -17,7 +17,7 @@ SIDE = 256
 """Of the square matrices that are multiplied: 34 million operations, 0.2 s in all where 16 bits are slow."""
 ROUNDS = 5
 TOO_SLOW = 4.0
-"""Times slower than float32. Measured: 0.45 on a Zen 4, which has the instructions, 47 to 67 on a Zen 3 at this size."""
+"""Times slower than float32. Measured: 0.45 on a Zen 4, which has the instructions, 47 to 67 on a Zen 3."""
 
 
 def slow_here(dtype: str) -> str | None:

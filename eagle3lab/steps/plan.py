@@ -179,7 +179,7 @@ def plan(
     if samples and tokens:
         needed = samples * tokens * state_bytes_per_token(shape.hidden_size, len(chosen.model.points))
         if needed > free_bytes(cache_folder()):
-            notes.append(f"the states do not fit here: {_gb(needed)} > {_gb(free_bytes(cache_folder()))} free")
+            notes.append(f"the states do not fit here: {_gb(free_bytes(cache_folder()))} are free")
     return PlanOutcome(
         name=str(target) if target is not None else chosen.name,
         shape=shape,
