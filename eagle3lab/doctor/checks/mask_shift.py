@@ -26,11 +26,25 @@ _UNMOVED = re.compile(
 
 _FIRST = frozenset(
     {"first", "start", "starts", "begin", "begins", "beginning", "left", "front", "head", "opening", "leading", "lead"}
-    | {"entry", "enter", "onset", "initial", "early", "lower", "top"}
+    | {"entry", "enter", "onset", "initial", "early", "lower", "top", "leftmost"}
 )
 _PAST = frozenset(
     {"right", "after", "stale", "end", "ends", "past", "last", "behind", "beyond", "outside", "tail", "trailing"}
-    | {"late", "stop", "close", "closing", "exit", "final", "upper", "eos", "bottom", "next", "following", "rear"}
+    | {
+        "late",
+        "stop",
+        "close",
+        "closing",
+        "exit",
+        "final",
+        "upper",
+        "eos",
+        "bottom",
+        "next",
+        "following",
+        "rear",
+        "rightmost",
+    }
 )
 _BEFORE = frozenset({"prompt", "before"})
 """The last place of the prompt predicts the second token of the reply: the first that a drafter proposes."""
@@ -216,10 +230,8 @@ def gradient(facts: Facts) -> Iterator[Finding]:
         yield error("gradient", text, actual=norms, first_boundary=first, right_edge=edge)
     elif first <= 1e-12:
         yield warning("gradient", "neither edge of the reply gets a gradient", actual=norms)
-    elif edge > NOTHING * first and edge_of(past or "") != "past" and facts.get("tokens") is None:
-        text = (
-            f"{at} gets a gradient ({first:g}) and {past} too ({edge:g}): is {past} a place after the end of the reply?"
-        )
+    elif edge > NOTHING * first and not _told_apart(at or "", past or "", facts):
+        text = f"{at} gets a gradient ({first:g}), and {past} too ({edge:g}): is {past} a place after the reply's end?"
         yield info("gradient", text, first_boundary=first, right_edge=edge)
     elif edge > NOTHING * first:
         text = f"the place after the end gets a gradient ({edge:g}) beside the first ({first:g})"
@@ -228,9 +240,19 @@ def gradient(facts: Facts) -> Iterator[Finding]:
         yield info("gradient", f"first boundary {first:g}, after the end {edge:g}", first_boundary=first)
 
 
+def _told_apart(at: str, past: str, facts: Facts) -> bool:
+    """Whether something other than the order of two numbers tells which edge is which."""
+    known = facts.get("tokens") is not None or bool(facts.get("after_fix"))
+    return known or edge_of(at) is not None or edge_of(past) is not None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
+
+
 def edge_of(name: str) -> str | None:
     """Which edge of the reply a place is named after: first, past, or None."""
-    words = set(re.findall(r"[a-z]+", name.lower()))
+    words = _words(name)
     if words & _INSIDE:
         return None
     if words & _BEFORE:
@@ -257,7 +279,7 @@ def _edges(names: list[str], facts: Facts) -> tuple[str | None, str | None]:
             past = name
     if at is None and past is None:
         at, past = _by_number(names, facts)
-    open_ = [name for name in names if name not in (at, past) and set(re.findall(r"[a-z]+", name.lower())) & _EDGE]
+    open_ = [name for name in names if name not in (at, past) and _words(name) & _EDGE]
     if len(open_) == 1 and (at is None) != (past is None):
         at, past = (open_[0], past) if at is None else (at, open_[0])
     return at, past
@@ -265,7 +287,7 @@ def _edges(names: list[str], facts: Facts) -> tuple[str | None, str | None]:
 
 def _by_number(names: list[str], facts: Facts) -> tuple[str | None, str | None]:
     """Two places by their numbers: those of the reply in the tokens, else the lower and the higher of two."""
-    found = {name: re.findall(r"\d+", name) for name in names}
+    found = {name: re.findall(r"\d{1,9}", name) for name in names}
     places = {int(numbers[0]): name for name, numbers in found.items() if len(numbers) == 1}
     tokens = facts.get("tokens")
     if isinstance(tokens, list) and not any(isinstance(token, list) for token in tokens):
