@@ -311,6 +311,8 @@ CALL = [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
         ({"text": "".join([*CHATML[:8], "<think>a</think>", "<|im_end|>"])}, "thinks and answers nothing"),
         ({"text": "".join([*CHATML[:8], "<think>a", "<|im_end|>"])}, "never closes"),
         ({"text": "".join([*CHATML[:8], "<|im_end|>"])}, "an empty reply"),
+        ({"text": "<|user|>\nHi<|assistant|>\n<|endoftext|>"}, "an empty reply"),
+        ({"text": "<|user|>\nHi<|assistant|>\nHello<|endoftext|>"}, ""),
         ({"text": "plain"}, ""),
         ({"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}, "1 of 1 samples have no supervised token"),
         ({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, ""),

@@ -17,7 +17,16 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.templates import commonest, hits, likely, only_thinks, replies, still_thinks, turn_openers
+from eagle3lab.doctor.templates import (
+    commonest,
+    fitting,
+    hits,
+    likely,
+    only_thinks,
+    replies,
+    still_thinks,
+    turn_openers,
+)
 from eagle3lab.doctor.views import items, mapping
 
 ROWS = 2000
@@ -166,7 +175,7 @@ _OF_TEXT = ("no_reply", "empty_reply", "thinking_not_closed", "thinking_only", "
 
 def _of_text(text: str) -> set[str]:
     """What is wrong with a rendered conversation, of `_OF_TEXT`. Without a template's tokens it is plain text."""
-    family = likely(text)
+    family = fitting(text) or likely(text)
     if family is None:
         return {"no_reply"} if turn_openers(text) else {"plain_text"}
     found = replies(text, family.header, family)
