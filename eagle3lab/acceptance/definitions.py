@@ -18,13 +18,13 @@ RESULT_KEYS = frozenset(
     {"accept_length", "accept_length_interval", "accepted_per_step", "accept_rate", "joint", "conditional", "counts"}
     | {"per_prompt", "histogram", "verify_steps", "accepted", "proposed", "generated_tokens", "tokens_per_second"}
     | {"per_depth", "per_position", "drafts", "drafted", "correct_drafts", "completion_tokens", "acceptance"}
-    | {"alpha", "al", "acc", "seconds", "num_spec_steps"}
+    | {"alpha", "al", "acc", "seconds", "num_spec_steps", "checkpoint_step", "global_step"}
     | {"timing", "name", "label", "drafter", "draft", "note", "source"}
 )
 """Keys of a published number that are results or names; `is_result` knows more by their words."""
 
 _MEASURED = frozenset(
-    {"speed", "speedup", "throughput", "latency", "elapsed", "duration", "walltime"}
+    {"speed", "speedup", "throughput", "latency", "elapsed", "duration", "walltime", "runtime"}
     | {"tau", "τ", "mat", "tps", "toks", "qps", "rps", "ttft", "tpot", "itl"}
 )
 _ACCEPTANCE = frozenset({"accept", "accepts", "accepted", "acceptance", "acc"})
@@ -36,11 +36,11 @@ _ASKED = frozenset({"simulate", "synthetic", "threshold", "max", "min", "limit"}
 
 _RESULT_WORDS = frozenset(
     {"std", "stdev", "stddev", "stderr", "sem", "ci", "ci95", "loss", "losses", "accuracy", "perplexity", "ppl"}
-    | {"drafts", "joint", "conditional", "marginal", "survival", "histogram"}
+    | {"drafts", "drafted", "joint", "conditional", "marginal", "survival", "histogram"}
 )
 """Words that only a result has in its name."""
 _RESULT_PAIRS = (
-    ({"peak"}, {"memory", "mem", "vram"}),
+    ({"peak", "used"}, {"memory", "mem", "vram"}),
     ({"verify", "verified", "verification"}, {"ct", "count", "calls", "steps", "num", "total"}),
     ({"total", "output", "completion", "generated", "produced"}, _TOKENS),
     ({"completion", "response", "generated"}, {"length", "len", "lengths"}),

@@ -184,6 +184,7 @@ RESULTS = (
     *("commit", "epoch", "training_step", "train_loss", "notes", "comment", "num_drafts", "spec_verify_ct"),
     *("verify_ct", "verify_calls", "std", "stderr", "ci", "ci95", "total_tokens", "output_tokens", "loss", "accuracy"),
     *("completion_length", "per_position_rates", "rate_per_node", "top1_accuracy", "accept_length_std"),
+    *("checkpoint_step", "drafted_tokens", "memory_used", "runtime"),
 )
 SETTINGS = (
     *("temperature", "top_k", "top_p", "thinking", "dataset", "max_new_tokens", "draft_tokens", "steps", "topk"),

@@ -44,6 +44,7 @@ SILENT = frozenset(
     | {"per", "by", "each", "every", "at", "of", "in", "for", "from", "the", "a", "an", "this", "is", "are", "was"}
     | {"position", "positions", "pos", "positionwise", "wise", "depth", "depths", "level", "levels", "index", "slot"}
     | {"step", "steps", "token", "tokens", "draft", "drafts", "drafted", "drafter", "speculative", "decoding", "n"}
+    | {"p", "prob", "probs", "raw"}
 )
 """Words that leave both readings open: any list by position can be called so."""
 
