@@ -92,7 +92,7 @@ def from_sglang_meta_info(
         verify_steps=found["verify_steps"],
         accepted=found["accepted"],
         proposed=found["proposed"],
-        histogram=_padded(histogram, steps) if isinstance(histogram, (list, tuple)) else None,
+        histogram=_padded(histogram, steps) if isinstance(histogram, (list, tuple)) and histogram else None,
         generated_tokens=meta.get("completion_tokens"),
         prompt=prompt,
     )
@@ -123,18 +123,43 @@ def least_from_sglang_meta_info(
     """
     verify, tokens = _first(meta, _SGLANG_NAMES["verify_steps"]), meta.get("completion_tokens")
     histogram = _first(meta, _SGLANG_NAMES["histogram"])
-    if type(verify) is not int or _first(meta, _SGLANG_NAMES["accepted"]) is not None:
+    rate: Any = meta.get("spec_accept_rate")
+    if _first(meta, _SGLANG_NAMES["accepted"]) is not None:
         return None
-    if isinstance(histogram, (list, tuple)) and all(type(count) is int for count in histogram):
+    verify = steps_behind(meta) if verify is None else verify
+    if isinstance(verify, bool) or not isinstance(verify, int):
+        return None
+    if isinstance(histogram, (list, tuple)) and histogram and all(type(count) is int for count in histogram):
         accepted = sum(j * count for j, count in enumerate(histogram))
     elif type(tokens) is int:
-        accepted = max(tokens - 1 - verify, 0)
-    elif _is_number(meta.get("spec_accept_rate")) and meta["spec_accept_rate"] == 0:
+        accepted = max(int(tokens or 0) - 1 - verify, 1 if _is_number(rate) and rate > 0 else 0)
+    elif _is_number(rate) and rate == 0:
         accepted = 0
     else:
         return None
-    known = {**meta, _SGLANG_NAMES["accepted"][0]: accepted}
+    known = {**meta, _SGLANG_NAMES["verify_steps"][0]: verify, _SGLANG_NAMES["accepted"][0]: accepted}
     return from_sglang_meta_info(known, steps=steps, draft_tokens=draft_tokens, prompt=prompt)
+
+
+def steps_behind(meta: Mapping[str, Any]) -> int | None:
+    """Verify steps of an answer that does not tell them, None when they do not follow.
+
+    `spec_accept_length` is completion / verify steps; at a rate of 0 every step gave one token after that of prefill.
+    """
+    length, rate, tokens = (meta.get(key) for key in ("spec_accept_length", "spec_accept_rate", "completion_tokens"))
+    none = _is_number(rate) and rate == 0
+    counted = tokens if type(tokens) is int and tokens > 1 else None
+    if length is None:
+        return counted - 1 if none and counted is not None else None
+    if not _is_number(length) or length < 1:
+        return None  # 0 stands for no reading
+    if counted is not None:
+        steps = min(round(counted / length), counted - 1)
+        return steps if abs(counted / steps - length) <= (5e-3 if none else 5e-4) else None
+    if not none or length <= 1:
+        return None
+    steps = max(round(1 / (length - 1)), 1)
+    return steps if abs(1 + 1 / steps - length) <= 5e-3 else None
 
 
 def prefill_floor(completion_tokens: int) -> float | None:
@@ -378,8 +403,10 @@ def _series(rows: Iterable[tuple[str, Mapping[str, str], float]]) -> dict[str, A
 
 
 def _vllm_objects(metrics: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
-    """A mapping name -> number or list, or objects with .name and .value / .values."""
+    """A mapping name -> number or list, or objects (as JSON: mappings) with .name and .value / .values."""
+    named = isinstance(metrics, Mapping)
     pairs = metrics.items() if isinstance(metrics, Mapping) else ((_name(one), _value(one)) for one in metrics)
+    pairs = ((str(name), _value(one) if named and isinstance(one, Mapping) else one) for name, one in pairs)
     rows: list[tuple[str, Mapping[str, str], float]] = []
     for metric, value in pairs:
         if isinstance(value, (list, tuple)):
@@ -390,10 +417,12 @@ def _vllm_objects(metrics: Mapping[str, Any] | Iterable[Any]) -> dict[str, Any]:
 
 
 def _name(metric: Any) -> str:
-    return str(getattr(metric, "name", ""))
+    return str(metric.get("name", "") if isinstance(metric, Mapping) else getattr(metric, "name", ""))
 
 
 def _value(metric: Any) -> Any:
+    if isinstance(metric, Mapping):
+        return metric.get("values", metric.get("value"))
     return getattr(metric, "values", None) if hasattr(metric, "values") else getattr(metric, "value", None)
 
 

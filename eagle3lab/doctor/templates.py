@@ -34,7 +34,7 @@ TEMPLATES: dict[str, Template] = {
         _template("kimi", r"<\|im_assistant\|>[^<]{0,80}<\|im_middle\|>", ("<|im_end|>",),
                   r"<\|im_(?:user|assistant|system)\|>"),
         _template("phi4", r"<\|im_start\|>assistant<\|im_sep\|>", ("<|im_end|>",), r"<\|im_start\|>"),
-        _template("chatml", r"<\|im_start\|>assistant(?:\n|Ċ)?", ("<|im_end|>",), r"<\|im_start\|>"),
+        _template("chatml", r"<\|im_start\|>assistant(?!<\|im_sep\|>)(?:\n|Ċ)?", ("<|im_end|>",), r"<\|im_start\|>"),
         _template("llama3", r"<\|start_header_id\|>assistant<\|end_header_id\|>(?:\n\n|ĊĊ)?",
                   ("<|eot_id|>", "<|eom_id|>"), r"<\|start_header_id\|>"),
         _template("llama4", r"<\|header_start\|>assistant<\|header_end\|>(?:\n\n|ĊĊ)?", ("<|eot|>", "<|eom|>"),
@@ -52,11 +52,17 @@ TEMPLATES: dict[str, Template] = {
     )
 }  # fmt: skip
 _FAMILIES = {
-    "chatml": re.compile(r"qwen|qwq|(?:open-?)?hermes|smollm|im-start"),
+    "chatml": re.compile(
+        r"chat-?ml|im-start|qwen|qwq|qvq|(?:open-?)?hermes|nous-hermes|smollm|yi(?:$|-|\d)|internlm-?[23]|mimo"
+        r"|kimi-?dev"
+    ),
     "kimi": re.compile(r"kimi(?!-?(?:dev|audio))|moonshot|moonlight"),
     "llama3": re.compile(r"(?:meta-)?llama-?3(?!\d)"),
     "llama4": re.compile(r"(?:meta-)?llama-?4(?!\d)"),
-    "llama2": re.compile(r"(?:meta-)?llama-?2(?!\d)|mistral|mixtral"),
+    "llama2": re.compile(
+        r"(?:meta-)?llama-?2(?!\d)|"
+        r"(?:open-)?(?:mistral|mixtral)|devstral|ministral|magistral|codestral|mathstral|pixtral"
+    ),
     "deepseek": re.compile(r"deepseek(?:$|-?(?:v2\.5|v3|r1))"),
     "gpt-oss": re.compile(r"gpt-?oss|harmony"),
     "gemma": re.compile(r"gemma(?!-?4)"),
@@ -96,6 +102,32 @@ def hits(text: str) -> dict[str, int]:
     """Assistant headers of every template that occur in the text."""
     counts = {name: len(item.header.findall(text)) for name, item in TEMPLATES.items()}
     return {name: count for name, count in counts.items() if count}
+
+
+def fitting(text: str) -> Template | None:
+    """The one template whose header and end marker fit every reply of the text, None when none or several do."""
+    names = hits(text)
+    fit = [name for name in names if all(one.closed for one in replies(text, TEMPLATES[name].header, TEMPLATES[name]))]
+    if len(fit) != 1:
+        return None
+    # phi and glm share a header and differ by their end markers; another header in the text is another template
+    places = {name: [at.start() for at in TEMPLATES[name].header.finditer(text)] for name in names}
+    return TEMPLATES[fit[0]] if all(found == places[fit[0]] for found in places.values()) else None
+
+
+def turn_openers(text: str) -> list[str]:
+    """Templates that open a turn in the text by a token of their own, whoever speaks in it."""
+    return [name for name, item in TEMPLATES.items() if name != "vicuna" and item.turn.search(text)]
+
+
+def only_thinks(reply: str) -> bool:
+    """Whether a reply closes its thinking and says nothing after it."""
+    return THINK_CLOSE in reply and not reply.rsplit(THINK_CLOSE, 1)[1].strip()
+
+
+def still_thinks(reply: str) -> bool:
+    """Whether a reply opens a thinking block that it never closes."""
+    return reply.count(THINK_OPEN) > reply.count(THINK_CLOSE)
 
 
 @dataclass(frozen=True, slots=True)

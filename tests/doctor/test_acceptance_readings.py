@@ -107,6 +107,7 @@ def test_vllm_lines(log: str, severity: str, part: str) -> None:
     ("page", "severities", "part"),
     [
         (PAGE.format("0.0"), {"info"}, "no counter or gauge above 0"),
+        (PAGE.format("2.5"), {"info"}, "accept length 2.5 (bonus in); a gauge"),
         (PAGE.format("2.5"), {"info"}, "1.00 to 4.00"),
         (PAGE.format("2.5") + PAGE.format("0.0"), {"info"}, "1.00 to 4.00"),
         (PAGE.format("1.0"), {"error", "info"}, "exactly 1.00"),
@@ -132,9 +133,11 @@ def test_a_gauge_of_0_is_no_reading(page: str, severities: set[str], part: str, 
 @pytest.mark.parametrize(
     ("meaning", "length"),
     [
-        *[(name, 2.8) for name in ("joint", "joint (survival)", "Joint rates", "survival_rate", "unconditional")],
+        *[(name, 2.8) for name in ("joint", "joint (survival)", "Joint rates", "survival_rate", "cumulative")],
         ("per-position acceptance rate (vLLM)", 2.8),
         *[(name, 2.33) for name in ("conditional", "conditional, from vLLM", "n-alpha (EAGLE)", "c_j", "cond. rates")],
+        *[(name, 2.8) for name in ("unconditional joint rate", "unconditional, as vLLM prints it")],
+        *[(name, None) for name in ("marginal", "unconditional", "not marginal", "joint?", "unknown, maybe joint")],
         *[(name, None) for name in ("not joint", "non-conditional", "joint or conditional", "entropy", "drafter's")],
     ],
 )
@@ -175,11 +178,20 @@ def test_a_draft_has_a_token(drafted: int, severity: str) -> None:
 RESULTS = (
     *("tok_s", "tok/s", "tokens per second", "tokensPerSecond", "toks", "tau", "speed", "TPS", "output_throughput"),
     *("acceptance_length", "accept_len", "acc_len", "mean accepted tokens", "spec_accept_length", "acceptance rate"),
-    *("speed-up", "speedup_ratio", "latency_ms", "ttft", "wall_time"),
+    *("speed-up", "speedup_ratio", "latency_ms", "ttft", "wall_time", "wall_seconds", "seconds", "peak_memory_gb"),
+    *("draft_model", "draft_model_path", "speculative_draft_model_path", "draft_path", "drafter_path", "draftRevision"),
+    *("draft_checkpoint", "draft_sha256", "checkpoint", "run", "run_id", "run-name", "id", "date", "timestamp"),
+    *("commit", "epoch", "training_step", "train_loss", "notes", "comment", "num_drafts", "spec_verify_ct"),
+    *("verify_ct", "verify_calls", "std", "stderr", "ci", "ci95", "total_tokens", "output_tokens", "loss", "accuracy"),
+    *("completion_length", "per_position_rates", "rate_per_node", "top1_accuracy", "accept_length_std"),
+    *("checkpoint_step", "drafted_tokens", "memory_used", "runtime"),
 )
 SETTINGS = (
     *("temperature", "top_k", "top_p", "thinking", "dataset", "max_new_tokens", "draft_tokens", "steps", "topk"),
     *("concurrency", "target", "SGLANG_SIMULATE_ACC_LEN", "accept_threshold", "synthetic_acceptance_length"),
+    *("draft_temperature", "draft_dtype", "num_draft_tokens", "num_speculative_tokens", "speculative_algorithm"),
+    *("target_checkpoint", "model_path", "engine_version", "dataset_id", "request_rate", "num_prompts", "seed"),
+    *("max_output_tokens", "max_completion_tokens", "prompt_tokens", "total_input_tokens", "gpu_memory_utilization"),
 )
 
 
@@ -192,3 +204,90 @@ def test_a_result_is_no_setting(key: str) -> None:
 @pytest.mark.parametrize("key", SETTINGS)
 def test_a_setting_is_compared(key: str) -> None:
     assert one({"a": {key: 1, "tau": 2.1}, "b": {key: 2, "tau": 2.4}}, "accept-comparable")[0] == "warning"
+
+
+UNKNOWN = (
+    *("unknown", "?", "none", "n/a", "not given", "not stated", "untagged", "unlabelled", "unspecified", "ambiguous"),
+    *(
+        "missing",
+        "acceptance rate",
+        "per position",
+        "per-position acceptance rates",
+        "not known",
+        "no idea",
+        "-",
+        "TBD",
+    ),
+)
+
+
+@pytest.mark.parametrize("meaning", [None, "", *UNKNOWN])
+def test_a_word_for_unknown_leaves_both_readings(meaning: str | None) -> None:
+    [finding] = found({"per_depth": [0.7, 0.5, 0.2], "meaning": meaning}, "accept-per-position")
+    assert finding.severity == "warning" and "2.4 if joint, 2.12 if conditional" in finding.message
+    evidence = finding.evidence
+    assert (evidence["if_joint"], evidence["chosen"]) == (pytest.approx(2.4), None)
+    assert evidence["if_conditional"] == pytest.approx(2.12)
+
+
+@pytest.mark.parametrize("meaning", ["marginal", "unconditional", "Marginal rates", "per-position marginals"])
+def test_a_marginal_list_may_rise(meaning: str) -> None:
+    said = one({"per_depth": [0.5, 0.6, 0.4], "meaning": meaning}, "accept-per-position")
+    assert said[0] == "warning" and "no accept length follows" in said[1]
+
+
+def test_two_drafts_under_equal_settings() -> None:
+    a = {"accept_length": 2.5, "temperature": 0, "steps": 3, "draft_model": "A"}
+    b = {**a, "accept_length": 2.7, "draft_model": "B"}
+    assert one({"a": a, "b": b}, "accept-comparable") == ("info", "settings are equal")
+    severity, message = one({"a": a, "b": {**b, "steps": 5}}, "accept-comparable")
+    assert severity == "warning" and "steps 3 / 5" in message and "draft_model" not in message
+
+
+@pytest.mark.parametrize(
+    ("values", "top"),
+    [
+        ({"topk": 4, "draft_tokens": 8, "accept_length": 9.4}, 8.0),
+        ({"topk": 8, "draft_tokens": 16, "accept_length": 16.2}, 16.0),
+        ({"steps": 5, "topk": 8, "draft_tokens": 4, "accept_length": 4.4}, 4.0),
+        ({"steps": 5, "topk": 8, "draft_tokens": 32, "accept_length": 6.1}, 6.0),
+        ({"draft_tokens": 8, "accept_length": 9.4}, 9.0),
+        ({"topk": 4, "draft_tokens": 8, "accept_length": 3.4}, None),
+        ({"steps": 5, "topk": 8, "draft_tokens": 32, "accept_length": 4.1}, None),
+        ({"steps": 3, "draft_tokens": 3, "accept_length": 3.4}, None),  # another engine's count, without the root
+    ],
+)
+def test_no_more_than_a_tree_has_nodes(values: dict[str, Any], top: float | None) -> None:
+    said = [finding for finding in found(values, "accept-ceiling") if finding.severity == "error"]
+    assert [finding.evidence["ceiling"] for finding in said] == ([top] if top else [])
+
+
+def test_a_tree_keeps_fewer_drafts_than_it_has_nodes() -> None:
+    tree = {"topk": 4, "draft_tokens": 8, "verify_steps": 10}
+    assert [f.severity for f in found({**tree, "correct_drafts": 71}, "accept-tree")] == ["error"]
+    assert [f.severity for f in found({**tree, "correct_drafts": 25}, "accept-tree")] == ["info"]
+
+
+COUNTS = {"verify_steps": 100, "proposed": 300, "accepted": 100, "histogram": [40, 30, 20, 10]}
+
+
+@pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"accept_rate": 0.9}, "accept rate 0.9 does not follow from its counts: 0.3333"),
+        ({"accept_rate": 0.333, "accepted_per_step": 2.0}, "accepted per step 2 does not follow"),
+        ({"joint": [0.6, 0.7, 0.1]}, "joint rates [0.6, 0.7, 0.1] do not follow from the counts at position 2"),
+        ({"joint": [0.6, 0.3, 0.1, 0.1]}, "at position 4"),
+        ({"joint": ["a", 0.3, 0.1]}, "at position 1"),
+        ({"conditional": [0.6, 0.3, 0.1]}, "conditional rates"),
+        ({"counts": {**COUNTS, "histogram": None}, "joint": [0.6, 0.7, 0.1]}, "joint acceptance cannot rise"),
+        ({"counts": {**COUNTS, "histogram": None}, "joint": [0.6, 0.5, 0.4]}, "add up to 1.5"),
+        ({"accept_rate": 0.333, "joint": [0.6, 0.3, 0.1], "conditional": [0.6, 0.5, 0.333]}, None),
+        ({"joint": [0.6, 0.3, 0.1, 0.0], "conditional": [0.6, 0.5, 0.333, None]}, None),
+        ({"counts": {**COUNTS, "histogram": None}, "joint": [0.6, 0.3, 0.1]}, None),
+        ({"counts": {**COUNTS, "proposed": None}, "accept_rate": None}, None),
+    ],
+)
+def test_a_report_against_its_counts(stated: dict[str, Any], words: str | None) -> None:
+    said = [f for f in found({"acceptance": {"counts": COUNTS, **stated}}, "accept-report") if f.severity != "info"]
+    assert [(f.severity, words in f.message) for f in said] == ([("error", True)] if words else [])

@@ -90,3 +90,30 @@ def test_the_newest_checkpoint_of_an_unfinished_training(folder: Path, run: dict
         (checkpoint / "state.json").write_text(json.dumps({"run": held}))
     [said] = [message for message, kind in told(folder)[1].items() if kind == severity and "resumed exactly" in message]
     assert words in said
+
+
+def test_a_truncated_run_is_told(folder: Path) -> None:
+    (folder / "status.json").write_text(json.dumps({**STATUS, "truncated": True}))
+    [severity] = [severity for message, severity in told(folder)[1].items() if "the run is truncated" in message]
+    assert severity == "warning"
+    (folder / "status.json").write_text(json.dumps({**STATUS, "truncated": False}))
+    assert not any("truncated" in message for message in told(folder)[1])
+
+
+@pytest.mark.parametrize(("reset_at", "newest"), [(None, 400), (400, 400), (200, 400)])
+def test_the_learning_rate_goes_on_across_a_resume(folder: Path, reset_at: int | None, newest: int) -> None:
+    """The history tells the rate of every row, and the checkpoints where a training was resumed."""
+    rates = {step: 1e-3 * (1 - step / 700) for step in range(50, 650, 50)}
+    if reset_at is not None:
+        rates |= {step: 1e-3 * (1 - (step - reset_at) / 700) * 3 for step in rates if step > reset_at}
+    history = [{"step": step, "loss": 9 - step / 100, "learning_rate": rate} for step, rate in rates.items()]
+    (folder / "training.json").write_text(json.dumps({"history": history}))
+    for step in (200, newest):
+        checkpoint = folder / "drafter" / "checkpoints" / f"step-{step:06d}"
+        checkpoint.mkdir(parents=True)
+        held = WHOLE | {"step": step, "scheduler": {"last_step": step}}
+        (checkpoint / "state.json").write_text(json.dumps({"run": held}))
+    said = [message for message, severity in told(folder)[1].items() if severity == "error"]
+    assert len(said) == (reset_at is not None)
+    if reset_at is not None:
+        assert f"learning rate jumps at step {reset_at + 50}" in said[0]

@@ -157,6 +157,56 @@ def test_learning_rates_at_the_ends(rows: list[list[float]], at: int | None) -> 
         assert f"step {at}" in said[0]
 
 
+def test_rows_of_a_log_in_other_forms() -> None:
+    rates = {99: 9.1e-5, 100: 9e-5, 101: 0.0}
+    for key in ("lr", "learning_rate"):
+        [(severity, said)] = serious({"run": WHOLE, "log_lr": [{"step": s, key: rate} for s, rate in rates.items()]})
+        assert severity == "error" and "jumps at step 101" in said
+    assert not serious({"run": WHOLE, "log_lr": [{"step": 99, "lr": 9.1e-5}, [100, 9e-5], [101, None]]})
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [("9e-05", "'9e-05'"), ([100, "9e-05"], "'9e-05'"), (["a", 1e-5], "'a'"), (3, "3"), ([1], "[1]"), ({"a": 1}, "a")],
+)
+def test_rows_that_are_no_numbers_are_told(row: Any, words: str) -> None:
+    [(severity, said)] = serious({"run": WHOLE, "log_lr": [[99, 9.1e-5], row, [101, 8.9e-5]]})
+    assert severity == "error" and "log_lr holds" in said and words in said
+
+
+def losses(*values: float) -> dict[str, Any]:
+    return {"curve": [{"step": step, "loss": value} for step, value in enumerate(values)]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "severity", "words"),
+    [
+        (losses(*[0.0] * 12), "error", "the loss is 0 at every step (12 log rows): most likely 0 supervised tokens"),
+        (losses(0.0, 0.0), "error", "0 supervised tokens"),
+        (losses(9.0, 0.0, 8.5, 0.0, 8.1), "warning", "0 in 2 of 5 log rows, first at step 1"),
+        ({"losses_straight": [0.0, 0.0], "losses_resumed": [0.0, 0.0]}, "error", "0 supervised tokens"),
+        ({"loss_over_all_positions": 0, "loss_over_masked_positions": 0.0}, "error", "0 supervised tokens"),
+        (losses(9.0, 4.0, 1.0, 0.001, 0.0, 0.0), None, ""),  # learned by heart
+        (losses(*[9 - step / 4 for step in range(12)]), None, ""),
+        ({"losses_straight": [2.0, 0.0], "losses_resumed": [2.0, 0.0]}, None, ""),
+    ],
+)
+def test_a_loss_of_0_has_no_token_behind_it(facts: dict[str, Any], severity: str | None, words: str) -> None:
+    said = serious(facts)
+    assert [one for one, _ in said] == ([severity] if severity else []) and words in str(said)
+
+
+@pytest.mark.parametrize(
+    ("state", "good"),
+    [
+        *[(state, True) for state in ("complete", "good (verified)", "OK", "done, hash matches", "verified")],
+        *[(state, False) for state in ("incomplete", "not complete", "hash", "good, tokenizer changed", "unknown")],
+    ],
+)
+def test_states_of_a_shard(state: str, good: bool) -> None:
+    assert (serious({"shards": [{"i": 0, "state": state}]}) == []) is good
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

@@ -49,10 +49,11 @@ def test_a_header_alone_is_enough() -> None:
 
 
 FAMILIES = {
-    "chatml": "qwen2.5 qwen3-instruct qwen3-thinking qwen2-vl Qwen/Qwen3-8B hermes smollm2",
+    "chatml": "yi-34b-chat 01-ai/Yi-1.5-9B-Chat internlm2-chat-7b internlm2_5 mimo-7b-rl kimi-dev-72b qwen2.5 "
+    "qwen3-instruct qwen3-thinking qwen2-vl Qwen/Qwen3-8B hermes smollm2",
     "kimi": "kimi-k2-instruct kimi-k2-thinking kimi-k2.5-vl kimi-k2.6 kimi_k2.5 kimi-linear moonshotai Kimi-K2",
     "llama3": "llama-3.2 llama-3.1-8b-instruct meta-llama/Llama-3.3-70B-Instruct llama3",
-    "llama2": "llama-2 mistral",
+    "llama2": "llama-2 mistral devstral-small ministral-8b mistralai/Magistral-Small codestral-22b",
     "deepseek": "deepseek deepseek-v3.1 deepseek-v32 deepseek_v3 deepseek-r1",
     "gpt-oss": "gpt-oss-20b gpt_oss harmony",
     "gemma": "gemma3 gemma-2-9b-it",
@@ -73,13 +74,17 @@ def test_names_of_a_family(name: str, family: str) -> None:
             assert finding.severity == "error" and finding.evidence["suggest"] == own
 
 
-@pytest.mark.parametrize("name", ["kimi-dev-72b", "llama-30b", "deepseek-coder", "gemma-4-31b", "", None])
+@pytest.mark.parametrize("name", ["kimi-audio-7b", "yie", "llama-30b", "deepseek-coder", "gemma-4-31b", "", None])
 def test_models_of_another_template_are_no_family(name: str | None) -> None:
     assert find_template(name) is None
 
 
 def test_an_unknown_name_beside_known_text() -> None:
-    (known,) = told("mask-empty", tokens=KIMI, template="my-own")
+    (fits,) = told("mask-empty", tokens=KIMI, template="my-own")
+    assert fits.severity == "info" and "'my-own' is not known, judged as kimi" in fits.message
+    (known,) = told("mask-empty", tokens=KIMI[:-1], template="my-own")  # its reply never ends
+    (mixed,) = told("mask-empty", tokens=[*KIMI, *CHATML], template="my-own")
+    assert mixed.severity == "warning"
     (unknown,) = told("mask-empty", tokens=["Q: ", "Hi", "A: ", "Yo"], template="my-own")
     (unnamed,) = told("mask-empty", tokens=KIMI, template=None)
     assert (known.severity, unknown.severity, unnamed.severity) == ("warning", "info", "info")
@@ -215,6 +220,63 @@ def test_gradients_are_compared(first: float, edge: float, severity: str) -> Non
     assert [finding.severity for finding in told("mask-gradient", grad_norm_by_place=norms)] == [severity]
 
 
+@pytest.mark.parametrize(
+    ("norms", "severity"),
+    [
+        ({"boundary": 0.0, "stale edge": 0.3}, "error"),
+        ({"boundary": 0.3, "stale edge": 0.0}, "info"),
+        ({"place 2": 0.0, "place 5": 0.098}, "error"),
+        ({"place 2": 0.098, "place 5": 0.0}, "info"),
+        ({"place 2": 0.1, "place 5": 0.1}, "info"),  # nothing tells that place 5 lies past the end
+        ({"p2": 0.1, "p3": 0.1, "p4": 0.1}, "info"),
+        ({"first place after the end": 0.3, "first place of the reply": 0.0}, "error"),
+        ({"entry": 0.0, "exit": 0.2}, "error"),
+        ({"firstBoundary": 0.0, "rightEdge": 0.2}, "error"),
+        ({"first": 0.1, "edge": 0.09}, "warning"),
+        ({"9" * 30: 0.0, "place 3": 0.2}, "info"),
+        ({"last prompt place": 0.0, "end of the reply": 0.2}, "error"),
+        ({"head": 0.1, "tail": 0.0}, "info"),
+        ({"first": 0.1, "middle": 0.2}, "info"),
+    ],
+)
+def test_edges_in_other_words(norms: dict[str, float], severity: str) -> None:
+    assert [finding.severity for finding in told("mask-gradient", grad_norm_by_place=norms)] == [severity]
+
+
+def test_edges_by_the_fix_and_by_the_tokens() -> None:
+    (fixed,) = told("mask-gradient", grad_norm_by_place={"u": 0.0, "v": 0.1}, after_fix={"u": 0.11, "v": 0.0})
+    by_place = {"p2": 0.0, "p3": 0.1, "p4": 0.1, "p5": 0.09}
+    (numbered,) = told("mask-gradient", grad_norm_by_place=by_place, tokens=["P0", "P1", "P2", "A0", "A1", "E"])
+    healthy = {"p2": 0.1, "p3": 0.1, "p4": 0.1, "p5": 0.0}
+    (right,) = told("mask-gradient", grad_norm_by_place=healthy, tokens=["P0", "P1", "P2", "A0", "A1", "E"])
+    assert [finding.severity for finding in (fixed, numbered, right)] == ["error", "error", "info"]
+
+
+PHI4 = "<|im_start|>user<|im_sep|>Hi<|im_end|><|im_start|>assistant<|im_sep|>Hello<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("more", "suggest"),
+    [
+        ({"template": "chatml"}, "phi4"),
+        ({"template": "Qwen/Qwen3-8B"}, "phi4"),
+        ({"template": "qwen", "assistant_header": "<|im_start|>assistant\n"}, "phi4"),
+        ({"assistant_header": "<|im_start|>assistant"}, "phi4"),
+        ({"template": "phi-4"}, None),
+        ({"assistant_header": "<|im_start|>assistant<|im_sep|>"}, None),
+    ],
+)
+def test_phi_4_is_no_chatml(more: dict[str, Any], suggest: str | None) -> None:
+    (finding,) = told("mask-empty", text=PHI4, **more)
+    assert finding.severity == ("error" if suggest else "info") and finding.evidence.get("suggest") == suggest
+    assert suggest is None or "is found 0 times, the phi4 header 1 times" in finding.message
+
+
+def test_a_header_alone_that_is_not_there() -> None:
+    (finding,) = told("mask-empty", tokens=KIMI, assistant_header="<|im_start|>assistant\n")
+    assert "assistant_header '<|im_start|>assistant' is found 0 times, the kimi header" in finding.message
+
+
 def corpus(path: Path, text: str) -> str:
     path.write_text(text)
     found = visit(Inputs(corpus=str(path))).findings
@@ -234,6 +296,24 @@ CALL = [{"type": "function", "function": {"name": "now", "arguments": "{}"}}]
         ({"messages": [ASK, {"role": "assistant", "content": [{"type": "text", "text": ""}]}]}, "an empty reply"),
         ({"prompt": "a", "reply": "b"}, ""),
         ({"prompt": "a", "reply": None}, "an empty reply"),
+        ({"prompt": [ASK], "completion": [{"role": "assistant", "content": "Hello"}]}, ""),
+        ({"prompt": [ASK], "completion": "Hello"}, ""),
+        ({"prompt": [ASK], "completion": []}, "no assistant turn"),
+        ({"prompt": [ASK], "completion": [{"role": "assistant", "content": ""}]}, "an empty reply"),
+        (
+            {"prompt": "a", "reply": "<think>b</think>"},
+            "warning 1 of 1 rows have a reply that thinks and answers nothing",
+        ),
+        ({"prompt": "a", "reply": "<think>b</think>c"}, ""),
+        ({"messages": [ASK, {"role": "assistant", "content": "<think>b</think>", "tool_calls": CALL}]}, ""),
+        ({"text": "".join(CHATML[:5])}, "error 1 of 1 rows have no assistant turn"),
+        ({"text": "".join(CHATML)}, ""),
+        ({"text": "".join([*CHATML[:8], "<think>a</think>", "<|im_end|>"])}, "thinks and answers nothing"),
+        ({"text": "".join([*CHATML[:8], "<think>a", "<|im_end|>"])}, "never closes"),
+        ({"text": "".join([*CHATML[:8], "<|im_end|>"])}, "an empty reply"),
+        ({"text": "<|user|>\nHi<|assistant|>\n<|endoftext|>"}, "an empty reply"),
+        ({"text": "<|user|>\nHi<|assistant|>\nHello<|endoftext|>"}, ""),
+        ({"text": "plain"}, ""),
         ({"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}, "1 of 1 samples have no supervised token"),
         ({"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}, ""),
         ({"input_ids": [1, 2, 3], "loss_mask": [1, 1]}, "a loss_mask or labels of another length than input_ids"),
@@ -264,3 +344,19 @@ def test_a_json_array_longer_than_a_visit_reads(
     assert "rows have no assistant turn" in corpus(tmp_path / "c.json", json.dumps([bad] * 40, indent=indent))
     lines = "\n".join(json.dumps([good]) for _ in range(40))
     assert "lines are not JSON objects" in corpus(tmp_path / "c.jsonl", lines)
+
+
+def test_plain_text_under_a_known_template(tmp_path: Path) -> None:
+    turn = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>'}}"
+    config = {"chat_template": f"{{% for message in messages %}}{turn}{{% endfor %}}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    chat, plain = json.dumps({"text": "".join(CHATML)}), json.dumps({"text": "plain"})
+
+    def said(*rows: str) -> list[tuple[str, str]]:
+        (tmp_path / "c.jsonl").write_text("\n".join(rows))
+        found = visit(Inputs(corpus=str(tmp_path / "c.jsonl"), tokenizer=str(tmp_path))).findings
+        return [(finding.severity, finding.message) for finding in found if finding.severity != "info"]
+
+    assert said(plain, plain) == [("error", "2 of 2 rows have no assistant turn, first row 0")]
+    assert said(chat, plain) == [("warning", "1 of 2 rows have no assistant turn, first row 1")]
+    assert said(chat, chat) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts
@@ -53,6 +53,9 @@ def answer(facts: Facts) -> Iterator[Finding]:
     except AcceptanceError as problem:
         yield error("meta_info", problem.what, fix="ask the server again", actual=dict(meta))
         return
+    if counts is None and (said := as_the_server_says([meta], "meta_info")) is not None:
+        yield said
+        return
     if counts is None or not counts.verify_steps:
         yield info(
             "meta_info",
@@ -77,6 +80,24 @@ def counts_of(meta: Mapping[str, Any], **known: Any) -> tuple[AcceptanceCounts |
         return counts, False
     counts = least_from_sglang_meta_info(meta, **known)
     return counts, counts is not None
+
+
+def as_the_server_says(metas: Sequence[Mapping[str, Any]], subject: str) -> Finding | None:
+    """What answers tell that hold a length and no counter; None when no length does. 0 is no reading."""
+    lengths = [value for meta in metas if (value := real(meta.get("spec_accept_length"))) is not None and value >= 1]
+    if not lengths:
+        return None
+    rates = [real(meta.get("spec_accept_rate")) for meta in metas]
+    low, high = min(lengths), max(lengths)
+    said = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    text = f"the server says accept length {said}, the token that comes from prefill in it; no counter is beside it"
+    evidence: dict[str, Any] = {"server_says": said, "accept_length_from_counts": None}
+    if high == 1 or (high <= BARELY and not any(rate is None or rate for rate in rates)):
+        return error(subject, f"no draft accepted: {text}", actual=high, look_at=LOOK_AT, **evidence)
+    if high <= BARELY:
+        return warning(subject, f"{text}, barely above 1.00: look at {', '.join(LOOK_AT)}", actual=high,
+                       look_at=LOOK_AT, **evidence)  # fmt: skip
+    return info(subject, text, **evidence)
 
 
 def judged(counts: AcceptanceCounts, subject: str, *, server_says: float | None = None, least: bool = False) -> Finding:
@@ -184,6 +205,11 @@ def tree(facts: Facts) -> Iterator[Finding]:
     except AcceptanceError as problem:
         yield error("correct_drafts", problem.what, actual=accepted)
         return
+    if steps is None and nodes is not None and nodes > 0 and accepted > verify * (nodes - 1):
+        text = f"{accepted} accepted drafts in {verify} verify steps of {nodes} draft tokens, one of them the root: "
+        text += f"at most {verify * (nodes - 1)}"
+        yield error("correct_drafts", text, actual=accepted, ceiling=nodes)
+        return
     if steps is not None and accepted > verify * steps:
         text = f"{accepted} accepted drafts in {verify} verify steps of depth {steps}: at most {verify * steps}"
         yield error("correct_drafts", text, actual=accepted, ceiling=steps + 1)
@@ -222,7 +248,7 @@ def tree(facts: Facts) -> Iterator[Finding]:
     title="accept length against what is possible",
     reads=("accept_length",),
     also=("steps", "topk", "draft_tokens", "samples", "launch_args", *(name for pair in COUNTERS for name in pair)),
-    rule="1 <= accept length <= draft steps + 1 (bonus in)",
+    rule="1 <= accept length <= draft steps + 1 (bonus in), and at most the draft tokens of a tree",
     fix="measure again and print counts beside the length",
 )
 def bounds(facts: Facts) -> Iterator[Finding]:
@@ -236,14 +262,29 @@ def bounds(facts: Facts) -> Iterator[Finding]:
     given = facts.get("accept_length")
     named = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else [("", given)]
     lengths = {str(name): value for name, value in named}
+    depth = steps if steps is not None else (int(top) - 1 if top and topk == 1 else None)
     for name, raw in lengths.items():
-        yield from _bounded(name, raw, top, steps if steps is not None else (int(top) - 1 if top else None), facts)
+        yield from _bounded(name, raw, top, depth, facts)
     yield from _against_counters(real(given), facts)
+    yield from _what_was_read(lengths, top, facts)
+
+
+def _what_was_read(lengths: dict[str, Any], top: float | None, facts: Facts) -> Iterator[Finding]:
+    """The lengths as numbers, what a gauge is, and what is possible."""
+    read = {name: value for name, raw in lengths.items() if (value := real(raw)) is not None and value >= 1}
+    read = {name: value for name, value in read.items() if top is None or value <= top + 0.005}
+    parts = [", ".join(f"{name} {value:.4g}".strip() for name, value in list(read.items())[:20])] if read else []
+    parts = [f"accept length {part} (bonus in)" for part in parts]
+    if read and "gauge" in facts.sources.get("accept_length", ""):
+        parts.append("a gauge: a mean over the server's last log interval, no count")
     if top is not None:
-        yield info("accept_length", f"possible: {1.0:.2f} to {top:.2f}", ceiling=top, floor=1.0)
+        parts.append(f"possible: {1.0:.2f} to {top:.2f}")
+    if parts:
+        yield info("accept_length", "; ".join(parts), ceiling=top, floor=1.0, read=read)
 
 
-def _bounded(name: str, raw: Any, top: float | None, steps: int | None, facts: Facts) -> Iterator[Finding]:
+def _bounded(name: str, raw: Any, top: float | None, depth: int | None, facts: Facts) -> Iterator[Finding]:
+    """One length: impossible, zero acceptance, next to none, or low for the depth of its draft."""
     subject = f"accept_length {name}".strip()
     value = real(raw)
     if raw is None:
@@ -251,9 +292,10 @@ def _bounded(name: str, raw: Any, top: float | None, steps: int | None, facts: F
     elif value is None:
         yield error(subject, f"{subject} is {str(raw)[:40]!r}, a number is needed", actual=str(raw)[:40])
     elif top is not None and value > top + 0.005:
+        of = f"{int(top) - 1} draft steps" if depth is not None and depth + 1 == top else "the draft tokens of a step"
         yield error(
             subject,
-            f"{value:.2f} is above {top:.2f}, the most that {int(top) - 1} draft steps can give",
+            f"{value:.2f} is above {top:.2f}, the most that {of} can give",
             actual=value,
             ceiling=top,
             likely=["wrong denominator", "tree result read as a chain", "simulated acceptance"],
@@ -267,11 +309,11 @@ def _bounded(name: str, raw: Any, top: float | None, steps: int | None, facts: F
     elif value <= BARELY:
         text = f"accept length {value:.2f} is barely above 1.00: look at {', '.join(LOOK_AT)}"
         yield warning(subject, text, actual=value, look_at=LOOK_AT)
-    elif steps and (value - 1) / steps < LOW_RATE:
+    elif depth and (value - 1) / depth < LOW_RATE:
         samples = whole(facts.get("samples"))
         after = f" after {samples} training samples" if samples else ""
-        text = f"{value:g} is low for {steps} steps{after}; more regenerated data is the usual remedy"
-        yield info(subject, text, accept_length=value, steps=steps, samples=samples)
+        text = f"{value:g} is low for {depth} steps{after}; more regenerated data is the usual remedy"
+        yield info(subject, text, accept_length=value, steps=depth, samples=samples)
 
 
 def _against_counters(stated: float | None, facts: Facts) -> Iterator[Finding]:

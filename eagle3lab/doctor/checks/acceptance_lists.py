@@ -22,10 +22,31 @@ from eagle3lab.doctor.views import mapping, real
 
 RATES_RULE = "joint S_j = steps that accepted at least j / all steps, never rising; conditional c_j = S_j / S_{j-1}"
 MEANINGS = {
-    **dict.fromkeys(("joint", "survival", "cumulative", "unconditional", "marginal", "s", "s_j"), "joint"),
+    **dict.fromkeys(("joint", "survival", "cumulative", "s", "s_j"), "joint"),
     **dict.fromkeys(("conditional", "cond", "c", "c_j", "n-alpha", "alpha"), "conditional"),
+    **dict.fromkeys(("marginal", "marginals", "unconditional", "unconditioned"), "marginal"),
 }
+"""Marginal: each position by itself, whatever came before it; it may rise, and no length follows from it."""
 NEGATIONS = frozenset({"not", "non", "no", "nor", "neither"})
+UNKNOWN = frozenset(
+    {"unknown", "none", "null", "nil", "nan", "na", "untagged", "unlabelled", "unlabeled", "unnamed", "unspecified"}
+    | {"undefined", "undocumented", "undetermined", "undecided", "unclear", "uncertain", "unsure", "unstated"}
+    | {"ambiguous", "missing", "absent", "empty", "tbd", "todo", "maybe", "perhaps", "probably", "possibly"}
+    | {"presumably", "likely", "guess", "guessed", "assumed"}
+)
+"""Words that say that a meaning is not known, or not for sure."""
+SILENT = frozenset(
+    {"given", "stated", "said", "specified", "known", "told", "recorded", "documented", "available", "applicable"}
+    | {"labelled", "labeled", "tagged", "named", "sure", "clear", "idea", "meaning", "name", "tag", "label", "default"}
+    | {"either", "both", "any", "other", "whatever", "it", "we", "t", "don", "know", "to", "be", "determined"}
+    | {"accept", "accepted", "acceptance", "rate", "rates", "ratio", "probability", "probabilities", "share", "percent"}
+    | {"fraction", "value", "values", "number", "numbers", "list", "mean", "average", "avg", "measured", "reported"}
+    | {"per", "by", "each", "every", "at", "of", "in", "for", "from", "the", "a", "an", "this", "is", "are", "was"}
+    | {"position", "positions", "pos", "positionwise", "wise", "depth", "depths", "level", "levels", "index", "slot"}
+    | {"step", "steps", "token", "tokens", "draft", "drafts", "drafted", "drafter", "speculative", "decoding", "n"}
+    | {"p", "prob", "probs", "raw"}
+)
+"""Words that leave both readings open: any list by position can be called so."""
 
 
 @check(
@@ -81,24 +102,30 @@ def per_position(facts: Facts) -> Iterator[Finding]:
         yield info("per_depth", f"accept length {length:.4g} (bonus in), from conditional rates", accept_length=length,
                    joint=joint_from_conditional(rates))  # fmt: skip
     elif text and not open_:
-        said = f"per_depth holds {text[:40]!r} rates, from which no accept length follows"
+        own = ": each position by itself, and it may rise" if meaning == "marginal" else ""
+        said = f"per_depth holds {text[:40]!r} rates, from which no accept length follows{own}"
         yield warning("per_depth", said, actual=text[:40], known=["joint", "conditional"], chosen=None)
     else:
         yield _both_readings(rates, rise)
 
 
 def meaning_of(text: str) -> tuple[str | None, bool]:
-    """What a list's name says it holds (joint, conditional or None), and whether it names either kind without choosing.
+    """What a list's name says it holds (joint, conditional, marginal or None), and whether both readings are open.
 
-    A name in words counts by its words; what vLLM prints is joint.
+    A name in words counts by its words; what vLLM prints is joint. A word for "unknown" names nothing, and a doubt
+    about a kind chooses none.
     """
     if text in MEANINGS:
         return MEANINGS[text], False
-    words = set(re.split(r"[\W_]+", text))
+    words = {word for word in re.split(r"[\W_]+", text) if word}
+    if words <= UNKNOWN | SILENT | NEGATIONS:
+        return None, True
     kinds = {MEANINGS[word] for word in words if len(word) > 1 and word in MEANINGS}
-    if not kinds and "vllm" in words:
+    if "unconditional" in words and (kinds == {"joint", "marginal"} or "vllm" in words):
+        kinds = {"joint"}  # a joint rate is conditional on nothing either
+    elif "vllm" in words and not kinds:
         kinds = {"joint"}
-    if len(kinds) == 1 and not words & NEGATIONS:
+    if len(kinds) == 1 and not words & (NEGATIONS | UNKNOWN) and "?" not in text:
         return kinds.pop(), False
     return None, bool(kinds)
 

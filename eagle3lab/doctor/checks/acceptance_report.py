@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
+from eagle3lab.acceptance.definitions import first_rise
 from eagle3lab.core.errors import AcceptanceError
-from eagle3lab.doctor.checks.acceptance import ABSENT, counts_of, judged
+from eagle3lab.doctor.checks.acceptance import ABSENT, as_the_server_says, counts_of, judged
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info
 from eagle3lab.doctor.registry import check
@@ -43,10 +45,9 @@ def _one(report: Mapping[str, Any]) -> Iterator[Finding]:
     except (TypeError, ValueError) as problem:
         yield error("counts", f"counts cannot be read ({str(problem)[:120]})", actual=str(report.get("counts"))[:120])
         return
+    yield from _numbers(report, counts)
+    yield from _lists(report, counts)
     stated = real(report.get("accept_length"))
-    if stated is not None and counts.accept_length is not None and abs(stated - counts.accept_length) > SLACK:
-        text = f"accept length {stated:g} does not follow from its counts: {counts.accept_length:.4g}"
-        yield error("accept_length", text, actual=stated, needed=counts.accept_length)
     interval = report.get("accept_length_interval")
     low, high = map(real, interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
     if stated is not None and low is not None and high is not None and not low <= stated <= high:
@@ -60,6 +61,56 @@ def _one(report: Mapping[str, Any]) -> Iterator[Finding]:
         yield judged(counts, "accept_length")
     else:
         yield info("accept_length", "acceptance is unknown: no verify step was counted", accept_length=None)
+
+
+def _numbers(report: Mapping[str, Any], counts: AcceptanceCounts) -> Iterator[Finding]:
+    """Lengths and rates of the report that its counts do not give."""
+    from_counts = {
+        "accept_length": counts.accept_length,
+        "accepted_per_step": counts.accepted_per_step,
+        "accept_rate": counts.accept_rate,
+    }
+    for name, needed in from_counts.items():
+        stated = real(report.get(name))
+        if stated is not None and needed is not None and abs(stated - needed) > SLACK:
+            text = f"{name.replace('_', ' ')} {stated:g} does not follow from its counts: {needed:.4g}"
+            yield error(name, text, actual=stated, needed=needed)
+
+
+def _lists(report: Mapping[str, Any], counts: AcceptanceCounts) -> Iterator[Finding]:
+    """Rates by position that the histogram does not give; without one, joint rates that rise or have another sum."""
+    for name, needed in (("joint", counts.joint), ("conditional", counts.conditional)):
+        stated = report.get(name)
+        if not isinstance(stated, list) or not stated:
+            continue
+        if needed is not None:
+            apart = next((j for j, pair in enumerate(zip_longest(stated, needed), 1) if _apart(*pair)), None)
+            if apart is not None:
+                shown = [None if value is None else round(value, 4) for value in needed]
+                text = f"{name} rates {str(stated)[:80]} do not follow from the counts at position {apart}: {shown}"
+                yield error(name, text, actual=stated, needed=list(needed), at=apart)
+        elif name == "joint":
+            yield from _joint_alone(stated, counts)
+
+
+def _apart(stated: Any, needed: Any) -> bool:
+    """Whether two rates differ by more than rounding; a position that no step reached is 0, unknown or left out."""
+    one, other = real(stated), real(needed)
+    if one is None or other is None:
+        return (stated is not None and one is None) or abs((one or 0.0) - (other or 0.0)) > SLACK
+    return abs(one - other) > SLACK
+
+
+def _joint_alone(stated: list[Any], counts: AcceptanceCounts) -> Iterator[Finding]:
+    """Joint rates beside counts without a histogram."""
+    rates = [real(value) or 0.0 for value in stated]
+    mean = counts.accepted_per_step
+    if (at := first_rise([1.0, *rates])) is not None:
+        text = f"joint acceptance cannot rise: {[1.0, *rates][at - 2]:g} to {rates[at - 2]:g} at position {at - 1}"
+        yield error("joint", text, actual=stated, at_depth=at - 1)
+    elif mean is not None and abs(sum(rates) - mean) > SLACK * len(rates):
+        text = f"joint rates {str(stated)[:80]} add up to {sum(rates):.4g}, the counts give {mean:.4g} accepted a step"
+        yield error("joint", text, actual=stated, needed=mean)
 
 
 @check(
@@ -85,6 +136,9 @@ def answers(facts: Facts) -> Iterator[Finding]:
         if counts is not None and counts.verify_steps:
             found.append(counts)
     silent = len(rows) - len(found)
+    if not found and (said := as_the_server_says([mapping(row) for row in rows], "answers")) is not None:
+        yield said
+        return
     if not found:
         text = f"acceptance is unknown: none of {len(rows)} answers holds a counter ({', '.join(ABSENT)})"
         yield info("answers", text, accept_length=None, accept_rate=None, reasons=ABSENT)

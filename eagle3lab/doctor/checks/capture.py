@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -233,12 +234,16 @@ def resume(facts: Facts) -> Iterator[Finding]:
     yield warning("shards", f"{count} redone: {why}", actual=len(redo), **evidence)
 
 
+_GOOD = frozenset({"good", "ok", "okay", "valid", "whole", "complete", "completed", "done", "intact", "verified"})
+_CHECKED = frozenset(
+    {"and", "checked", "hash", "sha256", "checksum", "matches", "match", "by", "written", "finished", "all"}
+)
 _REASONS = ("truncated", "tokenizer", "template", "target", "points", "missing", "empty", "hash", "dtype")
 
 
 def _reason(state: str) -> str | None:
     """One word for what is wrong with a shard, None for a good one."""
     words = state.strip().lower()
-    if words in ("good", "ok", "valid", "whole"):
+    if (said := set(re.findall(r"[a-z0-9]+", words))) & _GOOD and said <= _GOOD | _CHECKED:
         return None
     return next((reason for reason in _REASONS if reason in words), words or "unknown")

@@ -13,9 +13,13 @@ _KINDS = {
     "no_reply": ("no assistant turn", "write their replies with the target: eagle3lab regenerate"),
     "empty_reply": ("an empty reply", "drop them, or regenerate their replies"),
     "thinking_not_closed": ("a thinking block that never closes", "regenerate them with more tokens"),
+    "thinking_only": ("a reply that thinks and answers nothing", "regenerate them with more tokens"),
     "unknown_form": ("neither messages, prompt and reply, text nor input_ids", "convert them to messages"),
     "mask_length": ("a loss_mask or labels of another length than input_ids", "write one mark or label a token"),
 }
+
+_SUPERVISED = frozenset({"thinking_only"})
+"""Rows that a trainer does learn from, though not what they are for."""
 
 
 @check(
@@ -42,7 +46,7 @@ def rows(facts: Facts) -> Iterator[Finding]:
     for key, (what, fix) in _KINDS.items():
         bad = whole(corpus.get(f"{key}_count")) or 0
         if bad:
-            told = error if bad == count else warning
+            told = error if bad == count and key not in _SUPERVISED else warning
             first = items(corpus.get(key)) or ["unknown"]
             yield told(
                 "corpus", f"{bad} of {count} rows have {what}, first row {first[0]}", actual=bad, fix=fix, rows=first

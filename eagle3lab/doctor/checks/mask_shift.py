@@ -24,6 +24,34 @@ _UNMOVED = re.compile(
     r"|\bmask (?:is |was |left |stays )?(?:unmoved|unshifted)\b"
 )
 
+_FIRST = frozenset(
+    {"first", "start", "starts", "begin", "begins", "beginning", "left", "front", "head", "opening", "leading", "lead"}
+    | {"entry", "enter", "onset", "initial", "early", "lower", "top", "leftmost"}
+)
+_PAST = frozenset(
+    {"right", "after", "stale", "end", "ends", "past", "last", "behind", "beyond", "outside", "tail", "trailing"}
+    | {
+        "late",
+        "stop",
+        "close",
+        "closing",
+        "exit",
+        "final",
+        "upper",
+        "eos",
+        "bottom",
+        "next",
+        "following",
+        "rear",
+        "rightmost",
+    }
+)
+_BEFORE = frozenset({"prompt", "before"})
+"""The last place of the prompt predicts the second token of the reply: the first that a drafter proposes."""
+_INSIDE = frozenset({"middle", "inside", "interior", "mean", "median", "average", "all", "rest", "total", "centre"})
+_EDGE = frozenset({"edge", "boundary", "border", "place", "position", "token", "slot"})
+"""Words by which places of the reply's edges are named: which edge a place lies at, or only that it is one."""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -186,17 +214,15 @@ def reply_of(sample: Sample, tokens: Sequence[Any]) -> list[Run] | None:
     code="mask-gradient",
     title="gradient at the edges of a reply",
     reads=("grad_norm_by_place",),
-    also=("after_fix",),
+    also=("after_fix", "tokens", "template", "assistant_header"),
     rule="the first place of a reply gets a gradient, the place after its end gets none",
     fix="move the mask one to the left",
 )
 def gradient(facts: Facts) -> Iterator[Finding]:
     """Which edge of the reply the gradient reaches."""
     norms = {str(name): real(value) for name, value in mapping(facts.get("grad_norm_by_place")).items()}
-    at = next((name for name in norms if re.search(r"first|start|begin|left", name.lower())), None)
-    others = [name for name in norms if name != at]
-    past = [name for words in ("right|after|stale|end", "edge") for name in others if re.search(words, name.lower())]
-    first, edge = norms[at] if at is not None else None, norms[past[0]] if past else None
+    at, past = _edges(list(norms), facts)
+    first, edge = norms[at] if at is not None else None, norms[past] if past is not None else None
     if first is None or edge is None:
         yield info("gradient", "could not check the gradient because its first and last place are not named")
     elif edge > 1e-12 and first < NOTHING * edge:
@@ -204,8 +230,70 @@ def gradient(facts: Facts) -> Iterator[Finding]:
         yield error("gradient", text, actual=norms, first_boundary=first, right_edge=edge)
     elif first <= 1e-12:
         yield warning("gradient", "neither edge of the reply gets a gradient", actual=norms)
+    elif edge > NOTHING * first and not _told_apart(at or "", past or "", facts):
+        text = f"{at} gets a gradient ({first:g}), and {past} too ({edge:g}): is {past} a place after the reply's end?"
+        yield info("gradient", text, first_boundary=first, right_edge=edge)
     elif edge > NOTHING * first:
         text = f"the place after the end gets a gradient ({edge:g}) beside the first ({first:g})"
         yield warning("gradient", text, actual=norms, first_boundary=first, right_edge=edge)
     else:
         yield info("gradient", f"first boundary {first:g}, after the end {edge:g}", first_boundary=first)
+
+
+def _told_apart(at: str, past: str, facts: Facts) -> bool:
+    """Whether something other than the order of two numbers tells which edge is which."""
+    known = facts.get("tokens") is not None or bool(facts.get("after_fix"))
+    return known or edge_of(at) is not None or edge_of(past) is not None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", name).lower()))
+
+
+def edge_of(name: str) -> str | None:
+    """Which edge of the reply a place is named after: first, past, or None."""
+    words = _words(name)
+    if words & _INSIDE:
+        return None
+    if words & _BEFORE:
+        return "first"
+    if words & _PAST:
+        return "past"
+    return "first" if words & _FIRST else None
+
+
+def _edges(names: list[str], facts: Facts) -> tuple[str | None, str | None]:
+    """The first place of the reply and the one after its end among named places: by name, else what the fix did to
+    them, else by place numbers, else the one that is left."""
+    named = {edge: [name for name in names if edge_of(name) == edge] for edge in ("first", "past")}
+    at, past = (next(iter(named[edge]), None) for edge in ("first", "past"))
+    if at is not None and past is not None:
+        return at, past
+    fixed = {str(name): real(value) for name, value in mapping(facts.get("after_fix")).items()}
+    largest = max((value for value in fixed.values() if value is not None), default=0.0)
+    for name in names:
+        value = fixed.get(name)
+        if value is not None and largest > 0 and at is None and name != past and value > NOTHING * largest:
+            at = name
+        elif value is not None and largest > 0 and past is None and name != at and value <= NOTHING * largest:
+            past = name
+    if at is None and past is None:
+        at, past = _by_number(names, facts)
+    open_ = [name for name in names if name not in (at, past) and _words(name) & _EDGE]
+    if len(open_) == 1 and (at is None) != (past is None):
+        at, past = (open_[0], past) if at is None else (at, open_[0])
+    return at, past
+
+
+def _by_number(names: list[str], facts: Facts) -> tuple[str | None, str | None]:
+    """Two places by their numbers: those of the reply in the tokens, else the lower and the higher of two."""
+    found = {name: re.findall(r"\d{1,9}", name) for name in names}
+    places = {int(numbers[0]): name for name, numbers in found.items() if len(numbers) == 1}
+    tokens = facts.get("tokens")
+    if isinstance(tokens, list) and not any(isinstance(token, list) for token in tokens):
+        runs = reply_of(sample_of(facts), tokens) or []
+        return next(((places.get(run.first - 1), places.get(run.last)) for run in runs), (None, None))
+    if len(places) != 2 or len(names) != 2:
+        return None, None  # of several places any may lie in the prompt or in the reply
+    low, high = sorted(places)
+    return places[low], places[high]

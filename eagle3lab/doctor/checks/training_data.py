@@ -17,9 +17,12 @@ from eagle3lab.doctor.templates import (
     Template,
     commonest,
     find_template,
+    fitting,
     hits,
     likely,
+    only_thinks,
     replies,
+    still_thinks,
     template_of_header,
     token_mask,
 )
@@ -49,9 +52,11 @@ def sample_of(facts: Facts) -> Sample:
     tokens = [str(token) for token in given] if isinstance(given, list) else []
     template = find_template(facts.get("template"))
     header = str(facts.get("assistant_header") or "")
-    pattern = re.compile(re.escape(header)) if header else None
     policy = str(facts.get("policy") or "").lower()
     text = "".join(tokens) if tokens else str(facts.get("text") or "")
+    if template is None and not header:
+        template = fitting(text)
+    pattern = _given_header(header, text)
     return Sample(
         tokens=tokens,
         text=text,
@@ -61,6 +66,14 @@ def sample_of(facts: Facts) -> Sample:
         with_end="not supervised" not in policy and "unsupervised" not in policy,
         max_length=whole(facts.get("max_length")),
     )
+
+
+def _given_header(header: str, text: str) -> re.Pattern[str] | None:
+    """The header as it is written, None without one. A header that only begins another family's is not in the text."""
+    own = template_of_header(header) if header else None
+    if own is not None and hits(text) and own.name not in hits(text):
+        return own.header
+    return re.compile(re.escape(header)) if header else None
 
 
 @check(
@@ -110,13 +123,18 @@ def mask(facts: Facts) -> Iterator[Finding]:
         lost = sum(full) - sum(marks)
         yield info("max_length", f"{lost} of {sum(full)} supervised tokens are cut off", kept=len(kept), lost=lost)
     if not empty:
-        yield info("mask", f"{supervised} supervised tokens in {len(found)} replies", **evidence)
+        name = facts.get("template")
+        known = find_template(name) is not None or facts.get("assistant_header")
+        how = "" if known else f", judged as {sample.template.name}" if sample.template else ""
+        asked = f" (template {str(name)[:40]!r} is not known{how})" if name and how else how
+        yield info("mask", f"{supervised} supervised tokens in {len(found)} replies{asked}", **evidence)
 
 
 def _no_header(facts: Facts, sample: Sample) -> Finding:
     """Why nothing is supervised: another template's text, or no reply at all."""
     other = hits(sample.text)
-    asked = str(facts.get("template") or (sample.template.name if sample.template else "the header"))[:40]
+    named = facts.get("template") or (sample.template.name if sample.template else None)
+    asked = str(named or facts.get("assistant_header") or "assistant").strip()[:60]
     suggest = commonest(other)
     evidence: dict[str, Any] = {
         "supervised": 0,
@@ -128,7 +146,8 @@ def _no_header(facts: Facts, sample: Sample) -> Finding:
         text = f"no supervised token: assistant_header is found 0 times as it is written, the text is {suggest}"
         return error("assistant_header", text, actual=facts.get("assistant_header"), suggest=suggest, **evidence)
     if suggest is not None:
-        text = f"no supervised token: the {asked} header is found 0 times, the {suggest} header {other[suggest]} times"
+        header = f"the {asked} header" if named else f"assistant_header {asked!r}"
+        text = f"no supervised token: {header} is found 0 times, the {suggest} header {other[suggest]} times"
         return error("template", text, actual=asked, fix=f"use the template {suggest}", suggest=suggest, **evidence)
     text = "no assistant turn: 0 supervised tokens"
     return error("tokens", text, actual=0, fix="drop the sample, or write its reply with the target", **evidence)
@@ -149,11 +168,10 @@ def _thinking(sample: Sample, found: list[Reply]) -> Iterator[Finding]:
     """Thinking blocks that never close, or that are all there is."""
     for number, reply in enumerate(found):
         text = sample.text[reply.start : reply.stop]
-        opened, closed = text.count(THINK_OPEN), text.count(THINK_CLOSE)
-        if opened > closed:
+        if still_thinks(text):
             said = f"reply {number} opens {THINK_OPEN} and never closes it: it was cut while thinking"
             yield warning("reply", said, fix="regenerate it with more tokens", reply=number)
-        elif closed and not text.rsplit(THINK_CLOSE, 1)[1].strip():
+        elif only_thinks(text):
             said = f"reply {number} ends with {THINK_CLOSE}: it thinks and answers nothing"
             yield warning("reply", said, fix="regenerate it with more tokens", reply=number)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, real, same_setting, whole
+from eagle3lab.doctor.views import items, mapping, real, same_setting, whole
 
 PARTS = ("weights", "optimizer", "scheduler", "rng", "sampler")
 """What an exact resume needs, under the names of the case files."""
@@ -28,6 +28,11 @@ _BESIDE = re.compile(
 )
 """Settings whose names are none of the above: what is fed, how it is dealt out, and what lies beside the training."""
 ACCUMULATION_KEYS = ("gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps")
+REAL_LOSS = 0.1
+"""A loss behind a 0 that shows that the training was not over."""
+STEP_NAMES = ("step", "global_step", "iteration", "iter")
+RATE_NAMES = ("lr", "learning_rate", "rate", "train/lr", "train/learning_rate")
+"""Keys of a log row that is a mapping."""
 SAME_LOSS = 1e-6
 """Relative: losses printed with six digits and equal beyond are the same run."""
 
@@ -77,12 +82,13 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
 
     The first resumed step is the run's step + 1, or the run's step itself where a log counts from 0.
     """
-    rows = [
-        (whole(row[0]), real(row[1])) for row in facts.get("log_lr") or [] if isinstance(row, list) and len(row) > 1
-    ]
-    written = [(step, rate) for step, rate in rows if step is not None and rate is not None]
+    written, wrong = rates_by_step(facts.get("log_lr") or [])
+    if wrong:
+        text = f"log_lr holds {wrong[0]}, needed: rows of a step and a rate, both numbers"
+        yield error("log_lr", text, actual=wrong[0], fix="correct it", rows=wrong[:20])
     known = sorted(set(written))
-    step = whole(mapping(facts.get("run")).get("step"))
+    run = mapping(facts.get("run"))
+    step = whole(run.get("step"))
     if step == 0 or len(known) < 2:
         return
     for (before_at, before), (at, after) in pairwise(written):
@@ -90,6 +96,7 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
             text = f"learning rate jumps back to the start of its schedule: step {before_at} is followed by step {at}"
             yield error("learning rate", text, actual=after, at=at, before=before, after=after)
             return
+    saved = [other for other in map(whole, items(run.get("checkpoint_steps"))) if other]
     slope: float | None = None
     for (before_at, before), (at, after) in pairwise(known):
         if at == before_at:
@@ -101,10 +108,37 @@ def learning_rate(facts: Facts) -> Iterator[Finding]:
         far = before > 0 and (after < before / 2 or after > before * 2)
         far = far or (slope is not None and step is not None and abs(after - before) > 0.05 * before > 0)
         far = far or (slope is not None and before == 0 < after)  # the schedule had ended
+        if not resumed:  # an earlier resume, at a checkpoint that is still there
+            earlier = any(before_at <= other < at for other in saved)
+            resumed, far = earlier, before > 0 and (after < before / 2 or after > before * 2)
         if resumed and far and not steady and (step is not None or after == 0):
             text = f"learning rate jumps at step {at}: {before:g} to {after:g}"
             yield error("learning rate", text, actual=after, at=at, before=before, after=after)
         slope = new_slope
+
+
+def rates_by_step(rows: Sequence[Any]) -> tuple[list[tuple[int, float]], list[str]]:
+    """(step, rate) of every row, a list or a mapping of the two, and the first thing of each row that is no number.
+
+    A rate that is null is unknown and left out.
+    """
+    written: list[tuple[int, float]] = []
+    wrong: list[str] = []
+    for row in rows:
+        named = {str(key).lower(): value for key, value in mapping(row).items()}
+        pair = row[:2] if isinstance(row, list) else [_named(named, STEP_NAMES), _named(named, RATE_NAMES)]
+        step, rate = (whole(pair[0]), real(pair[1])) if len(pair) == 2 else (None, None)
+        if step is not None and rate is not None:
+            written.append((step, rate))
+        elif len(pair) < 2 or not isinstance(row, (list, Mapping)):
+            wrong.append(repr(row)[:60])
+        elif step is None or pair[1] is not None:
+            wrong.append(repr(pair[1] if step is not None else pair[0] if pair[0] is not None else row)[:60])
+    return written, wrong
+
+
+def _named(row: Mapping[str, Any], names: Sequence[str]) -> Any:
+    return next((row[name] for name in names if name in row), None)
 
 
 @check(
@@ -176,6 +210,10 @@ def losses(facts: Facts) -> Iterator[Finding]:
         )
         return
     count = min(len(straight), len(resumed))
+    if count > 1 and all(value == 0 for value in straight[:count]):
+        text = f"all {count} losses of both runs are 0: most likely 0 supervised tokens"
+        yield error("losses", text, actual=0.0, fix="eagle3lab doctor --corpus FILE --tokenizer DIR", supervised=0)
+        return
     yield info("losses", f"{count} losses are equal", equal=True, compared=count)
 
 
@@ -192,6 +230,10 @@ def averages(facts: Facts) -> Iterator[Finding]:
     everywhere, masked = real(facts.get("loss_over_all_positions")), real(facts.get("loss_over_masked_positions"))
     share = real(facts.get("masked_share"))
     if everywhere is None or masked is None:
+        return
+    if share == 0 or (masked == 0 and everywhere == 0):
+        text = f"loss {masked:g} over supervised positions: 0 supervised tokens have no loss"
+        yield error("loss", text, actual=masked, fix="eagle3lab doctor --corpus FILE --tokenizer DIR", supervised=0)
         return
     ratio = masked / everywhere if everywhere else None
     evidence: dict[str, Any] = {"all": everywhere, "masked": masked, "ratio": ratio, "masked_share": share}
@@ -212,7 +254,10 @@ def averages(facts: Facts) -> Iterator[Finding]:
     fix="eagle3lab run --resume RUN",
 )
 def status(facts: Facts) -> Iterator[Finding]:
-    """status.json: every notebook and step with its state."""
+    """status.json: every notebook and step with its state, and whether a time limit cut the run short."""
+    if mapping(facts.get("status")).get("truncated") is True:
+        text = "the run is truncated (--max-minutes was over): what is missing was not measured"
+        yield warning("status", text, actual=True, truncated=True)
     if not any(mapping(mapping(facts.get("status")).get(group)) for group in ("notebooks", "steps")):
         yield could_not("how the run ended", "its status names no notebook and no step")
     for group in ("notebooks", "steps"):
@@ -258,6 +303,7 @@ def curve(facts: Facts) -> Iterator[Finding]:
         yield error("loss", f"the loss is not finite at step {bad}", actual="nan", step=bad)
         return
     values = [real(loss) or 0.0 for _, loss in losses_seen]
+    yield from _zero_losses(losses_seen, values)
     norms = [norm for row in rows if (norm := real(row.get("gradient_norm"))) is not None]
     if len(norms) >= 2 and max(norms) == 0:
         yield error("gradient", "the gradient is 0 at every step: nothing is trained", actual=0.0)
@@ -267,6 +313,21 @@ def curve(facts: Facts) -> Iterator[Finding]:
             text = f"the loss never leaves its start: {start:.4g} to {end:.4g} in {len(values)} log rows"
             yield error("loss", text, actual=end, start=start, end=end)
     yield from _accuracy(rows, facts)
+
+
+def _zero_losses(losses_seen: list[tuple[int | None, Any]], values: list[float]) -> Iterator[Finding]:
+    """A loss of exactly 0 has no token behind it: a target that is no certainty cannot be met without any loss."""
+    zeros = [index for index, value in enumerate(values) if value == 0]
+    fix = "eagle3lab doctor --corpus FILE --tokenizer DIR"
+    if values and len(zeros) == len(values):
+        told = error if len(values) > 1 else warning
+        text = f"the loss is 0 at every step ({len(values)} log rows): most likely 0 supervised tokens"
+        yield told("loss", text, actual=0.0, fix=fix, supervised=0, look_at=["loss mask", "chat template"])
+    elif zeros and max(values[zeros[0] :]) > REAL_LOSS:
+        at, later = losses_seen[zeros[0]][0], max(values[zeros[0] :])
+        text = f"the loss is 0 in {len(zeros)} of {len(values)} log rows, first at step {at}, and {later:.3g} later: "
+        text += "most likely batches without a supervised token"
+        yield warning("loss", text, actual=0.0, fix=fix)
 
 
 def _impossible(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:

@@ -1,8 +1,8 @@
 """`--corpus FILE` and `--tokenizer DIR`: training data in JSON lines, and what the tokenizer's template makes of it.
 
 Rows are read in the forms of the field: `messages` or `conversations` (role and content, or from and value), `prompt`
-and `reply`, `text`, or ready `input_ids` with `loss_mask` or `labels`. A JSON array is read as its rows. Of a long file
-the first `ROWS` rows are looked at.
+and `reply` (texts or turns), `text`, or ready `input_ids` with `loss_mask` or `labels`. A JSON array is read as its
+rows. Of a long file the first `ROWS` rows are looked at.
 """
 
 from __future__ import annotations
@@ -17,12 +17,23 @@ from typing import Any
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.templates import commonest, hits
+from eagle3lab.doctor.templates import (
+    commonest,
+    fitting,
+    hits,
+    likely,
+    only_thinks,
+    replies,
+    still_thinks,
+    turn_openers,
+)
 from eagle3lab.doctor.views import items, mapping
 
 ROWS = 2000
 IGNORED = -100
 """The label that the cross-entropy of every common trainer leaves out."""
+LOOKED_AT = 100_000
+"""Characters of a text in which its delimiters are counted."""
 RENDERED = 300
 """Rows that are rendered with the tokenizer: enough to see a mask that is empty or a template that fails."""
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
@@ -119,15 +130,24 @@ def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     listed = next(
         (row[key] for key in ("messages", "conversations", "conversation") if isinstance(row.get(key), list)), None
     )
-    if listed is None:
-        prompt = row.get("prompt", row.get("instruction"))
-        keys = [key for key in ("reply", "response", "output", "completion") if key in row]
-        if not isinstance(prompt, str):
-            return None
-        found: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
-        reply = "" if not keys or row[keys[0]] is None else str(row[keys[0]])
-        return [*found, {"role": "assistant", "content": reply}] if keys else found
-    found = []
+    if listed is not None:
+        return _turns(listed)
+    prompt = row.get("prompt", row.get("instruction"))
+    keys = [key for key in ("reply", "response", "output", "completion") if key in row]
+    if not isinstance(prompt, (str, list)):
+        return None
+    reply = row[keys[0]] if keys else []
+    return [*_side(prompt, "user"), *_side("" if reply is None else reply, "assistant")]
+
+
+def _side(value: Any, role: str) -> list[dict[str, Any]]:
+    """Prompt or reply: one text of this role, or the turns of a conversation."""
+    return _turns(value) if isinstance(value, list) else [{"role": role, "content": str(value)}]
+
+
+def _turns(listed: list[Any]) -> list[dict[str, Any]]:
+    """The turns of a conversation in either spelling."""
+    found: list[dict[str, Any]] = []
     for item in listed:
         turn = mapping(item)
         role = str(turn.get("role", turn.get("from", "")))
@@ -150,6 +170,34 @@ def _says(turn: Mapping[str, Any]) -> bool:
     return bool(turn["content"].strip() or turn.get("tool_calls"))
 
 
+_OF_TEXT = ("no_reply", "empty_reply", "thinking_not_closed", "thinking_only", "plain_text")
+
+
+def _of_text(text: str) -> set[str]:
+    """What is wrong with a rendered conversation, of `_OF_TEXT`. Without a template's tokens it is plain text."""
+    family = fitting(text) or likely(text)
+    if family is None:
+        return {"no_reply"} if turn_openers(text) else {"plain_text"}
+    found = replies(text, family.header, family)
+    said = [text[reply.start : reply.stop] for reply in found]
+    kinds = {
+        "empty_reply": not any(reply.strip() for reply in said),
+        "thinking_not_closed": any(still_thinks(reply) for reply in said),
+        "thinking_only": any(only_thinks(reply) for reply in said),
+    }
+    return {kind for kind, is_so in kinds.items() if is_so}
+
+
+def _without_delimiters(facts: Facts) -> None:
+    """Rows of plain text have no reply for a trainer that looks for the header of this known template."""
+    corpus = facts.mapping("corpus")
+    plain = items(corpus.get("plain_text"))
+    if plain:
+        count = corpus["no_reply_count"] + corpus["plain_text_count"]
+        listed = sorted([*corpus["no_reply"], *plain])[:50]
+        facts.values["corpus"] = {**corpus, "no_reply_count": count, "no_reply": listed}
+
+
 def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts over rows, with the numbers (from 0) of those that are wrong."""
     no_reply: list[int] = []
@@ -157,6 +205,8 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     unclosed: list[int] = []
     unknown: list[int] = []
     uneven: list[int] = []
+    thinks: list[int] = []
+    plain: list[int] = []
     templates: dict[str, int] = {}
     for index, row in enumerate(rows):
         ids, marks = _ids(row, "input_ids"), _marks(row)
@@ -165,22 +215,27 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
         turns = messages_of(row)
         text = row.get("text")
         if turns is None and isinstance(text, str):
-            for name in hits(text[:100_000]):
+            for name in hits(text[:LOOKED_AT]):
                 templates[name] = templates.get(name, 0) + 1
+            told = _of_text(text)
+            for kind, listing in zip(_OF_TEXT, (no_reply, empty, unclosed, thinks, plain), strict=True):
+                listing += [index] if kind in told else []
             continue
         if turns is None:
             if not isinstance(row.get("input_ids"), list):
                 unknown.append(index)
             continue
-        replies = [turn for turn in turns if turn["role"] == "assistant"]
-        if not replies:
+        said = [turn for turn in turns if turn["role"] == "assistant"]
+        if not said:
             no_reply.append(index)
-        elif not any(_says(reply) for reply in replies):
+        elif not any(_says(reply) for reply in said):
             empty.append(index)
-        if any(reply["content"].count("<think>") > reply["content"].count("</think>") for reply in replies):
+        if any(still_thinks(reply["content"]) for reply in said):
             unclosed.append(index)
+        elif any(only_thinks(reply["content"]) and not reply.get("tool_calls") for reply in said):
+            thinks.append(index)
     listed = {"no_reply": no_reply, "empty_reply": empty, "thinking_not_closed": unclosed, "unknown_form": unknown}
-    listed["mask_length"] = uneven
+    listed |= {"mask_length": uneven, "thinking_only": thinks, "plain_text": plain}
     counts = {f"{name}_count": len(items) for name, items in listed.items()}
     return {"samples": len(rows), **counts, **{k: v[:50] for k, v in listed.items()}, "templates": templates}
 
@@ -193,6 +248,8 @@ def read_tokenizer(value: str, facts: Facts) -> None:
     family = commonest(families)
     about = {"folder": str(folder), "fast": (folder / "tokenizer.json").is_file(), "template": family}
     facts.values["corpus"] = {**facts.mapping("corpus"), "tokenizer": about, "has_template": template is not None}
+    if family is not None:
+        _without_delimiters(facts)
     path = facts.mapping("corpus").get("path")
     if not isinstance(path, str):
         facts.could_not("what the tokenizer makes of a corpus", "--corpus was not given")

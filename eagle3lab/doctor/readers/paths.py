@@ -9,6 +9,11 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, list_folder, read_json
 from eagle3lab.doctor.run import existing, reader_of
 
+_ACCEPTANCE = frozenset(
+    {"accept_length", "counts", "meta_info", "choices", "internal_states", "num_spec_steps", "acceptance_histogram"}
+    | {"spec_decode_num_drafts", "spec_accept_length", "spec_verify_ct"}
+)
+"""Keys of what servers and benchmarks save; a few of each form are enough."""
 _SUFFIXES = {".safetensors": "draft", ".ipynb": "notebooks", ".log": "log", ".sh": "launch", ".env": "env"}
 
 
@@ -63,10 +68,17 @@ def _json_kind(path: Path) -> str:
         value = read_json(path).value
     except ReadError:
         return "draft"  # its reader tells what is wrong with the file
-    keys = set(value) if isinstance(value, dict) else set()
+    first = value[0] if isinstance(value, list) and value else value
+    keys = set(first) if isinstance(first, dict) else set()
     if {"model_type", "architectures"} & keys:
         return _config_kind(path)
-    return "acceptance" if {"accept_length", "counts", "meta_info"} & keys else "facts"
+    metrics = any(str(key).startswith(("vllm:spec_", "sglang:spec_")) for key in {*keys, _metric_name(first)})
+    return "acceptance" if metrics or _ACCEPTANCE & keys else "facts"
+
+
+def _metric_name(value: object) -> str:
+    """The name of a metric that was saved as an object, else an empty text."""
+    return str(value.get("name", "")) if isinstance(value, dict) else ""
 
 
 def _config_kind(config: Path) -> str:

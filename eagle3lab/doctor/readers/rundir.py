@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, rea
 from eagle3lab.doctor.readers.checkpoint import read_draft
 from eagle3lab.doctor.readers.notebooks import add_folder
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.views import mapping
+from eagle3lab.doctor.views import items, mapping
 
 RUN_FILES = ("manifest.json", "status.json")
 """What every run directory holds from its start."""
 RUN_SCHEMA = "eagle3lab-run/1"
 """As `eagle3lab.runs.schemas` writes it; a test holds the two together."""
+_STEP = re.compile(r"step-(\d{1,15})")
 FC_ROWS = 512
 """Rows of a snapshot of fc that are looked at: enough for its standard deviation and its change."""
 
@@ -50,6 +52,7 @@ def read(value: str, facts: Facts) -> None:
     for name, key in (("curve", "history"), ("held_out", "held_out")):
         if isinstance(training.get(key), list):
             facts.put(name, training[key], str(folder / "training.json"))
+    _learning_rates(training, folder / "training.json", facts)
     drafter = folder / "drafter"
     if drafter.is_dir() and inside(drafter, folder.resolve()):
         _trajectory(drafter / "fc_snapshots", facts)
@@ -60,6 +63,14 @@ def read(value: str, facts: Facts) -> None:
     if notebooks.is_dir() and inside(notebooks, folder.resolve()):
         add_folder(notebooks, facts)
         _drop_unfinished(facts, mapping(status))
+
+
+def _learning_rates(training: Mapping[str, Any], path: Path, facts: Facts) -> None:
+    """`log_lr` of the history's rows, in the order in which they were written."""
+    rows = [mapping(row) for row in items(training.get("history"))]
+    rates = [[row["step"], row["learning_rate"]] for row in rows if {"step", "learning_rate"} <= row.keys()]
+    if rates:
+        facts.put("log_lr", rates, f"{path}: history")
 
 
 def _acceptance(metrics: Mapping[str, Any], path: Path, facts: Facts) -> None:
@@ -107,7 +118,9 @@ def _newest_checkpoint(folder: Path, root: Path, facts: Facts) -> None:
         facts.could_not("the checkpoints", error.what)
         return
     if steps and (state := _json(max(steps) / "state.json", root, facts)) is not None:
-        facts.put("run", mapping(state.get("run")), str(max(steps) / "state.json"))
+        numbers = [int(found[1]) for path in steps if (found := _STEP.fullmatch(path.name))]
+        held = {**mapping(state.get("run")), "checkpoint_steps": numbers}
+        facts.put("run", held, str(max(steps) / "state.json"))
 
 
 def _trajectory(folder: Path, facts: Facts) -> None:
