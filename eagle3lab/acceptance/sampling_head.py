@@ -10,12 +10,17 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from eagle3lab.core.errors import FetchError
+from eagle3lab.core.precision import compute_type
 from eagle3lab.drafter.checkpoint_files import weight_files
 from eagle3lab.targets.config import read_config, text_config
 
 PREFIXES = ("", "language_model.", "model.language_model.")
 """Where a language model sits in a plain or a multimodal checkpoint."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+ROWS = 16384
+"""Of the head widened at a time where the processor is slow in its own type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,10 @@ class TargetEnds:
         if pre_norm:
             wide = last.float()
             last = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * self.norm.float()
-        return (last.to(self.head.dtype) @ self.head.T).float()
+        stored = str(self.head.dtype).removeprefix("torch.")
+        if compute_type("auto", stored, self.head.device.type) == stored:
+            return (last.to(self.head.dtype) @ self.head.T).float()
+        return torch.cat([last.float() @ rows.float().T for rows in self.head.split(ROWS)], -1)
 
 
 def read_target_ends(folder: Path) -> TargetEnds:

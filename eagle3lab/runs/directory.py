@@ -91,6 +91,7 @@ class Run:
         folder: Path | None = None,
         slug: str = "",
         command: str = "",
+        draft: str = "",
     ) -> Run:
         """Make a new run directory.
 
@@ -101,6 +102,7 @@ class Run:
             seed: of everything random.
             folder: where run directories live; None = `runs/` (or EAGLE3LAB_RUNS).
             slug: middle part of the name; empty = the preset.
+            draft: a checkpoint of the user's that is looked at; such a run is never taken for one that trains.
 
         Raises:
             ProfileError: unknown profile. UsageError: unknown preset or amount, or a value of the wrong type.
@@ -108,13 +110,14 @@ class Run:
         overrides = dict(sorted((parameters or {}).items()))
         amounts = load_profile(profile).amounts or {}
         effective = asdict(with_overrides(find_preset(preset), amounts | overrides))
-        digest = parameters_hash(profile, preset, seed, overrides)
+        digest = parameters_hash(profile, preset, seed, overrides | ({"draft": draft} if draft else {}))
         manifest = Manifest(
             profile=profile,
             preset=preset,
             seed=seed,
             amounts=amounts,
             overrides=overrides,
+            draft=draft,
             effective={name: effective[name] for name in OVERRIDABLE},
             parameters_sha256=digest,
             code_sha256=provenance.code_hash(),

@@ -12,6 +12,7 @@ A batch job never takes "the latest": two jobs at once would read each other's r
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,10 @@ def resolve_run(notebook: str, builders: Builders, *, note: Callable[[str], None
         return run
     if checked.get("draft"):
         # A foreign checkpoint gets a run of its own: its numbers must not stand where a run's drafter was measured.
-        run = Run.create(profile, preset, seed=seed, slug=f"{preset}-own-checkpoint")
+        draft = str(checked["draft"])
+        again = f"papermill notebooks/{notebook}.ipynb out.ipynb -p draft {shlex.quote(draft)}"
+        again += f" -p profile {shlex.quote(profile)} -p preset {preset} -p seed {seed}"
+        run = Run.create(profile, preset, seed=seed, slug=f"{preset}-own-checkpoint", draft=draft, command=again)
         note(_line(run, "new, for your checkpoint"))
         if needed is not None:
             build(run, needed, builders, note=note)

@@ -22,7 +22,7 @@ class Manifest(_Strict):
 
     Fields:
         profile, preset, seed: as asked. amounts: what the profile puts in place of the preset's. overrides: amounts
-            that this run changes.
+            that this run changes. draft: the user's own checkpoint that was looked at, empty in every other run.
         effective: every amount as this run took it: a preset that changes later does not change an old run.
         parameters_sha256: hash over profile, preset, seed and overrides; its first 6 hex digits end the run's name.
         code_sha256: hash over the package's sources and the notebooks.
@@ -36,6 +36,7 @@ class Manifest(_Strict):
     seed: int = Field(ge=0)
     amounts: dict[str, Any] = {}
     overrides: dict[str, Any]
+    draft: str = ""
     effective: dict[str, Any] = {}
     parameters_sha256: str
     code_sha256: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,10 @@ from eagle3lab.steps.accept_outcome import AcceptOutcome, check_options, shown
 from eagle3lab.targets.fetch import fetched_folder
 from eagle3lab.targets.profiles import load_profile
 
+GREEDY_SHARE = 0.9
+"""Of greedy text at least this much is the target's choice again; states in 16 or 8 bits change some near ties."""
+LOOKED_AT = 8
+"""Samples whose text is compared with the target's choice."""
 GREEDY = "replay of greedy text along the decode path: the counts of decoding"
 SAMPLED = "teacher-forced: top drafts on text that is not greedy (the counts of target-only sampling)"
 
@@ -60,18 +64,37 @@ def replay(
     drafter = load_drafter(draft, ends.embedding, dtype=getattr(torch, dtype), target=folder).to(device)
     store = Store(states, points=drafter.config.points)
     chosen = _range(samples, len(store))
-    return measure(
+    part, ends, pre_norm = _Part(store, chosen), ends.to(device), store.manifest.last == "pre_norm"
+    share = own_choice(part, ends, pre_norm=pre_norm) if store.manifest.greedy else None
+    greedy = share is not None and share >= GREEDY_SHARE
+    outcome = measure(
         drafter,
-        _Part(store, chosen),
+        part,
         steps=steps,
-        greedy=store.manifest.greedy,
+        greedy=greedy,
         temperature=temperature,
-        ends=ends.to(device),
-        pre_norm=store.manifest.last == "pre_norm",
+        ends=ends,
+        pre_norm=pre_norm,
         gate=gate,
         seed=seed,
         title=f"replay of {len(chosen)} of {len(store)} samples of {states} with {draft}",
     )
+    outcome.metrics["own_choice"] = share
+    if share is not None and not greedy:
+        told = f"the states are marked greedy, but {share:.0%} of the reply tokens looked at are the target's choice"
+        return replace(outcome, lines=(told, *outcome.lines))
+    return outcome
+
+
+def own_choice(samples: _Part, ends: TargetEnds, *, pre_norm: bool) -> float | None:
+    """Share of reply tokens that the target itself would choose, over the first samples; None without a reply token."""
+    chosen = counted = 0
+    for sample, _ in zip(samples, range(LOOKED_AT), strict=False):
+        replies = sample.loss_mask[1:].bool().nonzero().squeeze(-1)
+        logits = ends.logits(sample.last[replies].to(ends.embedding.device), pre_norm=pre_norm)
+        chosen += int((logits.argmax(-1).cpu() == sample.input_ids[replies + 1].cpu()).sum())
+        counted += len(replies)
+    return chosen / counted if counted else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from eagle3lab.capture.transformers_engine import capture, plan_shards
 from eagle3lab.core.errors import CorpusError, FetchError, UsageError
 from eagle3lab.core.files import folder_lock, read_json, require_space
 from eagle3lab.core.hashes import sha256_bytes, sha256_file, sha256_json
+from eagle3lab.core.precision import compute_type
 from eagle3lab.corpus.chat import Reasoning, Rendered, render_reply
 from eagle3lab.corpus.regenerate import Answer, read_answers, settings_path
 from eagle3lab.points import written
@@ -98,7 +99,7 @@ def capture_replies(
         replies: file of `eagle3lab regenerate`. out: folder of states, new or of an interrupted capture.
         target: local folder of the target; None = where `eagle3lab fetch` put it.
         server: URL of an SGLang that was started with the capture hook. exchange: the hook's exchange folder.
-        dtype: type to compute in; None = the profile's.
+        dtype: type to compute in; None = the profile's where this processor has instructions for it, else float32.
         last: the last state after (`post`) or before (`pre`) the target's final norm; a server gives it after.
 
     Returns:
@@ -131,7 +132,8 @@ def capture_replies(
     shards = plan_shards(lengths)
     several = server is None and ranks.launched()
     leader = not several or ranks.join() == 0
-    engine = {"engine": "transformers" if server is None else "sglang", "compute": dtype or chosen.model.dtype}
+    computed = chosen.model.dtype if server is not None else compute_type("auto", chosen.model.dtype)
+    engine = {"engine": "transformers" if server is None else "sglang", "compute": dtype or computed}
     if several:
         engine["ranks"] = str(ranks.size())
     manifest = _manifest(chosen, folder, tokenizer, samples, settings, len(shards), engine, LAST[last])

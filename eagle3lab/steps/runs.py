@@ -81,7 +81,8 @@ def _row(run: Run) -> dict[str, Any]:
     elif status.truncated:
         state = "truncated"
     else:
-        state = bad or ("ok" if ok == len(NOTEBOOKS) else "unfinished")
+        whole = ok == len(NOTEBOOKS) or (ok and run.manifest.draft)  # of an own checkpoint one notebook is the run
+        state = bad or ("ok" if whole else "unfinished")
     length = run.metrics().get("accept_length")
     return {
         "name": run.path.name,
