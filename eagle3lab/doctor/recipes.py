@@ -96,7 +96,7 @@ _JOINT = re.compile(
     r"while)\b)+"
 )
 _REST = re.compile(
-    r"(?:^|[,;]\s*|\band\s+)(?:in\s+)?(?:all\s+|the\s+)*(?:rest|others?|other rows?|other values?|"
+    r"(?:^|[,;]\s*|\band\s+)(?:in\s+)?(?:all\s+|the\s+)*(?:rest|other rows?|other values?|others?|"
     r"remaining rows?|remainder|everything else|all else|elsewhere|otherwise)(?:\s+of\s+the\s+rows)?"
     r"\s*(?:is|are|=|:|being)?\s*(?P<base>[^;]+)$"
 )

@@ -222,9 +222,9 @@ def _outliers(
     elif bad:
         named = _listed([names[index] for index in bad[:8]] if names else bad)
         noun = what if len(bad) > 1 else what.rstrip("s")
-        verb = "do" if len(bad) > 1 else "does"
+        belong = "do not belong to their" if len(bad) > 1 else "does not belong to its"
         said = ", ".join(f"{rates[index]:.2f}" for index in bad[:5])
-        text = f"{noun} {named} {verb} not belong to their tokens: agreement {said}, best {top:.2f}"
+        text = f"{noun} {named} {belong} tokens: agreement {said}, best {top:.2f}"
         yield error(what, text, actual=[rates[index] for index in bad], outliers=bad, **evidence)
     else:
         yield info(what, f"agreement {min(rates):.2f} to {top:.2f}", **evidence)
