@@ -27,7 +27,7 @@ _KIND = "(?:capture )?(?P<{0}>" + "|".join(_KINDS) + ")s?"
 _ORDINAL = r"(?:\d+(?:st|nd|rd|th)|" + "|".join(_ORDINALS) + ")"
 _UNIT = r"(?!\s+(?:values?|elements?|entries|entry|cells?|numbers?|rows?|columns?|points?|nans|infs)\b|\.\d|e[+-]?\d)"
 _ONE = r"(?:\d+|last)\b"
-_BETWEEN = r"(?:\s*(?:,|\.{2,3}|-|:|/|&|\band\b|\bto\b|\bthrough\b|\bup to\b)\s*)+"
+_BETWEEN = r"(?:\s*(?:,|\.{2,3}|-|:|&|\+|\band\b|\bto\b|\bthrough\b|\bup to\b)\s*)+"
 _LIST = rf"{_ONE}(?:{_BETWEEN}{_ONE}{_UNIT})*"
 _NUMBER = r"(?:\d+|" + "|".join(NUMBERS) + ")"
 _ALL = r"(?:all|every|each)\s+(?:the\s+)?"
@@ -35,13 +35,15 @@ _WAYS = (
     rf"(?:the\s+)?(?P<end>last|first|final)\s+(?:(?P<count>{_NUMBER})\s+)?" + _KIND.format("some"),
     rf"(?:every|each)\s+(?P<step>other|{_ORDINAL})\s+" + _KIND.format("stepped"),
     r"(?:the\s+|all\s+)?(?P<parity>even|odd|alternate)(?:[ -]numbered)?\s+" + _KIND.format("paired"),
-    rf"(?:the\s+)?(?P<ordinal>{_ORDINAL})\s+" + _KIND.format("ordered"),
+    rf"(?:the\s+)?(?P<ordinal>{_ORDINAL}(?:(?:,|\s+and|,\s+and)\s+(?:the\s+)?{_ORDINAL})*)\s+"
+    + _KIND.format("ordered"),
     rf"(?:{_ALL})?" + _KIND.format("after") + r"\s+(?:after|past|beyond)\s+(?:(?:row|number)\s+)?(?P<behind>\d+)",
     rf"(?:{_ALL})?(?:from\s+)?"
     + _KIND.format("open")
     + r"\s+(?:from\s+)?(?P<start>\d+)\s+(?:on(?:wards?)?|and (?:all )?(?:later|after|following))",
-    rf"(?:all|every|each|both)\s+(?:of\s+)?(?:the\s+)?(?:{_NUMBER}\s+)?" + _KIND.format("every"),
-    _KIND.format("one") + rf"(?:\s+(?:number|no\.?|index|id|from|between|t\s*=))?\s*[#=]?\s*(?P<places>{_LIST})",
+    rf"(?:all|every|each|both)\s+(?:of\s+)?(?:the\s+)?(?:{_NUMBER}\s+)?" + _KIND.format("every") + r"(?!\s*[#\d])",
+    _KIND.format("one")
+    + rf"(?:\s+(?:number|no\.?|(?:with )?index|id|from|between|t\s*=))?\s*[#=]?\s*(?P<places>{_LIST})",
 )
 SELECTED = re.compile(r"\b(?:" + "|".join(_WAYS) + r")(?!\w)")
 """`the last two rows`, `every second row`, `odd rows`, `the third row`, `all 3 points`, `rows from 2 on`, `row 2`"""
@@ -92,8 +94,8 @@ def places(match: re.Match[str], names: Sequence[int]) -> list[int]:
     if match["parity"]:
         return whole[match["parity"] == "odd" :: 2]
     if match["ordinal"]:
-        place = _ordinal(match["ordinal"])
-        return [place - 1] if 0 < place <= count else []
+        named = [_ordinal(word) - 1 for word in re.findall(_ORDINAL, match["ordinal"])]
+        return named if set(named) <= set(whole) else []
     if match["after"]:
         return whole[int(match["behind"]) + 1 :]
     if match["open"]:

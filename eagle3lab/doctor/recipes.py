@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,21 @@ _MEAN = (
     r"(?:with |of |, )*mean (?:of )?([^\s,;]+),? (?:and )?(?:an? )?"
     r"(?:std|standard deviation|sd|sigma) (?:of )?([^\s,;]+)"
 )
+_NO_MORE = (
+    r"(?:[,;]\s*(?:and\s+)?|\band\s+)(?:nothing else|(?:all |the )*(?:everything else|rest|others?|other rows?|"
+    r"all else|remaining rows?)(?: (?:is|are|stays?|remains?))? "
+    r"(?:finite|untouched|unchanged|healthy|fine|ok|okay|intact|good))"
+    r"\s*\.?(?=\s*(?:[;,]|$))"
+)
 _SAME_WORDS = [
     (_MEAN, r"(\1, \2)"),
+    (r"\.\s+(?=[a-z])", "; "),
+    (r"\]\s*\[", ", "),
+    (r"\b(rows|columns|points) [\[{]([\d,\s]+)[\]}]", r"\1 \2"),
+    (r"\b(?:np|numpy|torch|math)\.(?=nan|inf)", ""),
+    (r"\bfloat\(['\"]?([+-]?\w+)['\"]?\)", r"\1"),
+    (r"\b(uniform)(?:ly)? (?:\w+ )?\[([^\[\]]+)[\])]", r"\1(\2)"),
+    (_NO_MORE, ""),
     (r"(?<=[a-z])-(?=[a-z])", " "),
     (r"\bnothing but\b", ""),
     (r"\bnot[ -]a[ -]numbers?\b|\bnans\b", "nan"),
@@ -49,10 +62,10 @@ _VALUE = re.compile(
     r"[+-]?(?:nan\b|inf\b|max\b|(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?(?![\w.]*\d))|\b(?:zero|ones|half|halves)\b"
 )
 _COUNT = re.compile(
-    r"(?:\b(\d+)|\ban?|\bsingle)(?:\s+(?:single|lone))?\s+"
+    r"(?:\b(?:first\s+)?(\d+)|\ban?|\bsingle)(?:\s+(?:single|lone))?\s+"
     r"(?=[+-]?(?:nan|inf|max)\b|(?:value|element|entr|number|cell)\w*\b)"
 )
-_SEPARATOR = re.compile(r"[,()]|\band\b|\bwhile\b|\bplus\b(?=\s+row)")
+_SEPARATOR = re.compile(r"[,()/]|\band\b|\bwhile\b|\bplus\b(?=\s+row)")
 _WORD = re.compile(r"[a-z][a-z'_]*")
 _SILENT = re.compile(r"(?:[\s=:.*]|->)+")
 _FILLER = re.compile(
@@ -61,7 +74,7 @@ _FILLER = re.compile(
     r"becomes?|became|values?|elements?|entry|entries|cells?|numbers?|only|entirely|completely|"
     r"fully|whole|wholly|entire|exactly|just|everywhere|throughout|across|along|filled|fills?|"
     r"full|made|makes?|put|holds?|holding|contains?|containing|consists?|with|padding|padded|"
-    r"stored|replaced|overwritten|equals?|lies?|stands?|sits|clipped|clamped|saturated|capped|goes|"
+    r"stored|replaced|empty|everything|saturates?|overwritten|equals?|lies?|stands?|sits|clipped|clamped|saturated|capped|goes|"
     r"turns|turned|single|lone|stays|overall|within|inside|through|wiped|out)"
 )
 """Words that change nothing."""
@@ -92,8 +105,8 @@ _AFTER_BASE = re.compile(
     r"[,(]?\s*(?:with |and )?(?:rng |random )?seed(?: is)?\s*[=:]?\s*\d+\)?))*"
 )
 _JOINT = re.compile(
-    r"^\s*(?:[,:(]|\s|\b(?:with|but|except(?:ing)?|and|where|in which|only|apart from|aside from|for|that|then|whose|"
-    r"while)\b)+"
+    r"^\s*(?:[,:(/]|-(?=\s)|\s|\b(?:with|but|except(?:ing)?|and|where|in which|only|apart from|aside from|for|that|"
+    r"then|whose|while)\b)+"
 )
 _REST = re.compile(
     r"(?:^|[,;]\s*|\band\s+)(?:in\s+)?(?:all\s+|the\s+)*(?:rest|other rows?|other values?|others?|"
@@ -130,7 +143,9 @@ def from_recipe(
 
 
 def _normalised(recipe: str) -> str:
-    text = " ".join(recipe.lower().replace("\u2212", "-").replace("\u2013", "-").replace("\n", ";").split())
+    text = " ".join(
+        recipe.lower().replace("\u2212", "-").replace("\u2013", "-").replace("\u2014", ",").replace("\n", ";").split()
+    )
     for spelling, meant in _SAME_WORDS:
         text = re.sub(spelling, meant, text)
     return text
@@ -206,6 +221,12 @@ class _Clause:
     def has(self, kind: str) -> bool:
         return any(name == kind for name, _ in self.tokens)
 
+    def selectors(self) -> list[Selector]:
+        return [selector for name, found in self.tokens if name == "place" for selector in found]
+
+    def kinds(self) -> set[str]:
+        return {kind for kind, _ in self.selectors()}
+
     @property
     def value_first(self) -> bool:
         return next((name for name, _ in self.tokens if name in ("value", "place")), "") == "value"
@@ -214,7 +235,7 @@ class _Clause:
 def _assignments(part: str, table: Table, top: float) -> list[tuple[np.ndarray, float]] | None:
     """(cells, value) of all that one part sets; None when a word, a place or a value in it is not understood."""
     clauses = _clauses(part, table, top)
-    found = [] if clauses is None else [_assignment(clause, table) for clause in _joined(clauses)]
+    found = [] if clauses is None else [_assignment(clause, table) for clause in _inherited(list(_joined(clauses)))]
     whole = [one for one in found if one is not None]
     return whole if whole and len(whole) == len(found) else None
 
@@ -282,14 +303,23 @@ def _joined(clauses: list[_Clause]) -> Iterator[_Clause]:
     yield from done or [waiting]
 
 
+def _inherited(clauses: list[_Clause]) -> list[_Clause]:
+    """`row 1 zero in point 2, NaN in point 30`: the second clause is about row 1 too."""
+    for before, clause in pairwise(clauses):
+        kinds, others = clause.kinds(), before.kinds()
+        if kinds and kinds <= {"column", "point"} and "row" in others and others & {"column", "point"}:
+            rows = [one for one in before.selectors() if one[0] == "row"]
+            clause.tokens.append(("place", rows))
+    return clauses
+
+
 def _assignment(clause: _Clause, table: Table) -> tuple[np.ndarray, float] | None:
     """The cells of one clause and its value; a count (`five values of row 1`) takes the first cells of its place."""
     values = [content for kind, content in clause.tokens if kind == "value"]
     counts = [content for kind, content in clause.tokens if kind == "count"]
-    places = [content for kind, content in clause.tokens if kind == "place"]
-    if clause.has("word") or len(values) != 1 or len(counts) > 1 or not places:
+    if clause.has("word") or len(values) != 1 or len(counts) > 1 or not clause.has("place"):
         return None
-    masks = [mask_of(group, table) for group in _groups([one for place in places for one in place])]
+    masks = [mask_of(group, table) for group in _groups(clause.selectors())]
     if not all(mask.any() for mask in masks):
         return None
     mask = np.logical_or.reduce(masks)

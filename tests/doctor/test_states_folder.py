@@ -210,3 +210,16 @@ def test_an_accident_of_few_rows_is_no_outlier(tmp_path: Path) -> None:
     shards = whole()
     shards[1]["input_ids"][5:20] = 0  # fewer of the rows agree, far from none
     assert serious(visited(tmp_path, shards, {})) == []
+
+
+def test_prompts_are_no_replies(tmp_path: Path) -> None:
+    """Agreement is taken where the target spoke: a shard of prompts alone is said to be left out."""
+    shards = whole(4)
+    draw = np.random.default_rng(5)
+    shards[2]["loss_mask"][:] = False
+    shards[2]["input_ids"][:] = draw.integers(0, 61, 50)
+    shards[3]["loss_mask"][:20] = False  # a sample of 30 tokens whose reply begins late
+    shards[3]["input_ids"][1:20] = draw.integers(0, 61, 19)
+    report = visited(tmp_path, shards, {})
+    assert serious(report) == []
+    assert "states-00002.safetensors against the target" in unchecked(report)

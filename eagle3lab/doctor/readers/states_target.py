@@ -18,6 +18,8 @@ from eagle3lab.targets.norms import adds_one
 
 SAMPLES, ROWS = 8, 24
 """Samples of a shard that are compared, and rows of a sample."""
+SHORT = 8
+"""Rows of a sample that are compared at least, also when its first reply is shorter: one row says nothing."""
 HEAD_BYTES = 3_000_000_000
 """Largest head that is read; above it the comparison is said to be left out."""
 PRODUCTS = 1_000_000_000_000
@@ -91,14 +93,14 @@ def _shards(headers: list[Header], first: Rows, head_size: int, facts: Facts) ->
     width = first[0][1].shape[1]
     for header in chosen:
         try:
-            rows = [one for one in _sampled(header, samples) if one[1].shape[1] == width]
+            rows = [one for one in _sampled(header, samples, replies=True) if one[1].shape[1] == width]
         except (HeaderError, OSError) as error:
             facts.could_not(f"{header.path.name} against the target", str(getattr(error, "what", error))[:160])
             continue
         if rows:
             found.append((header.path.name, rows))
         else:
-            facts.could_not(f"{header.path.name} against the target", "there is no whole sample in it")
+            facts.could_not(f"{header.path.name} against the target", "no whole sample in it has a supervised token")
     if left := len(others) - room:
         why = f"a visit multiplies at most {max(most, 0)} more rows with a head of this size"
         facts.could_not(f"{left} of {len(headers)} shards against the target", why)
@@ -121,28 +123,47 @@ def _agreement_by_shard(shards: list[tuple[str, Rows]], argmax: list[list[int]],
     facts.values["states"] = {**facts.mapping("states"), "compared": compared}
 
 
-def _sampled(header: Header, most: int = SAMPLES) -> Rows:
-    """(tokens, rows of `last`) of the replies of a few samples: row t goes with token t + 1."""
+def _sampled(header: Header, most: int = SAMPLES, *, replies: bool = False) -> Rows:
+    """(tokens, rows of `last`) of the replies of a few samples: row t goes with token t + 1.
+
+    replies: leave a shard without any supervised token out, since prompts agree less than replies do.
+    """
     names = {"input_ids", "offsets", "last"}
     if not names <= header.tensors.keys() or any(len(header.tensors[name].shape) != 1 for name in names - {"last"}):
         return []
     tokens, offsets = np.asarray(map_tensor(header, "input_ids")), np.asarray(map_tensor(header, "offsets"))
     length = header.tensors["last"].shape[0] if header.tensors["last"].shape else 0
     mask = np.asarray(map_tensor(header, "loss_mask")) if "loss_mask" in header.tensors else None
+    if mask is not None and len(mask) != len(tokens):
+        mask = None
+    if mask is not None and not mask.any():
+        if replies:
+            return []
+        mask = None
     found = []
     for start, stop in pairwise(offsets.tolist()):
         if not 0 <= start < stop <= min(len(tokens), length) or stop - start < 3:
             continue
-        first = start
-        if mask is not None and len(mask) == len(tokens) and mask[start:stop].any():
-            first = max(start, start + int(mask[start:stop].argmax()) - 1)
-        end = min(first + ROWS, stop - 1)
+        first, end = start, stop - 1
+        if mask is not None:
+            marks = mask[start:stop]
+            if not marks.any():
+                continue
+            first = max(start, start + int(marks.argmax()) - 1)
+            end = min(end, first + max(_run(marks), SHORT))
+        end = min(end, first + ROWS)
         if end > first:
             rows = states(header, "last", first, end)
             found.append(([int(token) for token in tokens[first : end + 1]], rows))
         if len(found) == most:
             break
     return found
+
+
+def _run(marks: np.ndarray) -> int:
+    """Length of the first reply."""
+    rest = marks[int(marks.argmax()) :]
+    return len(rest) if rest.all() else int((rest == 0).argmax())
 
 
 def _coarseness(header: Header) -> float:
