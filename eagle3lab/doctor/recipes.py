@@ -118,7 +118,15 @@ _REST = re.compile(
 def from_recipe(
     recipe: str, shape: Sequence[int], *, points: Sequence[int] = (), block: int = 0, dtype: str = "F32"
 ) -> np.ndarray | None:
-    """Array of a recipe such as `ones; row 2 all NaN; [1, 0..4] = 65504`; None when a part is not understood.
+    """Array of a recipe such as `ones; row 2 all NaN; [1, 0..4] = 65504`; None when a part is not understood."""
+    found = contents(recipe, shape, points=points, block=block, dtype=dtype)
+    return None if found is None else found[0]
+
+
+def contents(
+    recipe: str, shape: Sequence[int], *, points: Sequence[int] = (), block: int = 0, dtype: str = "F32"
+) -> tuple[np.ndarray, list[list[int]]] | None:
+    """(array, groups of rows that the recipe calls copies); None when a part is not understood.
 
     points, block: ids of the column blocks and their width, for `row 1 all zero in point 30`. dtype: for `max`.
     """
@@ -130,6 +138,7 @@ def from_recipe(
         return None
     values, parts = split
     top = FLOAT_MAX.get(dtype, FLOAT_MAX["F32"])
+    groups = []
     for part in parts:
         assignments = _assignments(part, table, top) if len(part) <= PART else None
         if assignments is not None:
@@ -137,9 +146,10 @@ def from_recipe(
                 values[mask] = value
         elif copied := copies_in(part, table.shape[0]):
             values[copied[0]] = values[copied[1]]
+            groups.append(sorted([*copied[0], copied[1]]))
         else:
             return None
-    return values
+    return values, groups
 
 
 def _normalised(recipe: str) -> str:

@@ -18,7 +18,10 @@ _OTHER_TOKENS = re.compile(
 _COPIES = re.compile(
     r"\b(?:cop(?:y|ies|ied)|clones?|equals?|identical(?:ly)?|duplicat\w*|repeat(?:s|ed|ing)?|repetitions?|same|again|"
     r"match(?:es|ing|ed)?|once more|bit[ -]for[ -]bit|byte[ -]for[ -]byte|(?:bit|byte)[ -]?(?:equal|wise|identical)|"
-    r"(?:is|are) rows?\b)|=+\s*(?:(?:the|aux|last|states?)\s*)?(?:row|\[)"
+    r"reus(?:es?|ing)|mirrors?|(?:is|are) rows?\b|(?:written|stored|pasted) (?:again )?(?:in)?to rows?|fills? rows?|"
+    r"(?:contain|carry|carries|hold|share|take|have|has|keep|get|receive)s? (?:only |again |all |the )*"
+    r"(?:(?:values?|bits?|bytes?|states?|contents?|numbers?) of row|row \d+'s))\b|"
+    r"(?:=+|<-)\s*(?:(?:the|aux|last)\s*)?(?:row|\[)"
 )
 _NOT = re.compile(
     r"\b(?:no|not|never|nor|neither|none|differ\w*|unequal|distinct|unique|n't|cannot|unlike|almost|nearly|roughly|"
@@ -26,11 +29,16 @@ _NOT = re.compile(
     r"rounded|if|unless|would|or)\b|n't\b"
 )
 """Words that make another statement of it: no copies, or near ones."""
-_VALUE = re.compile(r"\b(?:nans?|inf|infinit\w+|zero\w*)\b")
+_VALUE = re.compile(r"\b(?:nans?|inf|infinit\w+|zero\w*)\b|\bequals? (?:to )?(?:one\b|half\b|-?[\d.]+)")
+_SAME = re.compile(
+    r"\b(?:(?:are |is )?(?:no|not) different|do(?:es)? not differ|don't differ|cannot be told apart|indistinguishable)"
+    r" from\b"
+)
+"""`do not differ from row 2`: two negations that make a copy."""
 _ATTRIBUTE = re.compile(
     r"\b(?:same|equal|identical|matching|repeated|duplicate)\s+(?:in\s+)?(?:\w+\s+)?(?:argmax\w*|tokens?|ids?|norms?|"
     r"sizes?|shapes?|lengths?|widths?|dtypes?|scales?|signs?|masks?|labels?|points?|directions?|samples?|predictions?|"
-    r"magnitudes?|types?|columns?|values? as its?)\b"
+    r"magnitudes?|types?|columns?|ways?|manner|recipe|rules?|formula|kind|order|source|file|batch)\b"
 )
 """What else can be the same in two rows."""
 _INDEXED = re.compile(r"\b(?:rows?|last|states?|aux|h)?\s*\[(\d+)\]")
@@ -66,13 +74,17 @@ def _parts(recipe: str) -> list[str]:
 
 def copies_in(part: str, rows: int = 0) -> tuple[list[int], int] | tuple[()] | None:
     """(copies, the row that they are equal to) of one part; () when it does not say which, None without such words."""
+    part = _SAME.sub("identical to", part)
     part = _INDEXED.sub(r"row \1", _OTHER_TOKENS.sub(" ", part))
     if not _COPIES.search(part) or _NOT.search(part) or _ATTRIBUTE.search(part):
         return None
     if _VALUE.search(part):
         return ()
     named: list[list[int]] = []
-    for match in SELECTED.finditer(part):
+    matches = list(SELECTED.finditer(part))
+    if any(match["open"] or match["after"] for match in matches):  # `from row 2 on every row is the same`
+        matches = [match for match in matches if not match["every"]]
+    for match in matches:
         kinds = [match[name] for name in ("one", "some", "ordered", "every", "after", "open", "stepped", "paired")]
         kind = next(kind for kind in kinds if kind)
         if kind not in ("row", "position"):

@@ -167,7 +167,13 @@ def test_what_is_not_understood_is_said(recipe: str) -> None:
         assert any("not understood" in one for one in said)
 
 
-@pytest.mark.parametrize("recipe", ["ones", "standard normal", "0.5 everywhere", "ones; [0, 5] = 3000 (a massive one)"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *("ones", "standard normal", "0.5 everywhere", "ones; [0, 5] = 3000 (a massive one)"),
+        *("ones; rows 2 and 3 equal 5", "ones; five values of row 1 and row 2 at 30", "ones; row 1 and row 2 = 3"),
+    ],
+)
 def test_healthy_states(recipe: str) -> None:
     assert not serious(FACTS | {"recipe": recipe})
 
@@ -182,6 +188,7 @@ def test_healthy_states(recipe: str) -> None:
                 *("rows 2, 3 and 4 are one and the same row", "rows 3 and 4 match row 2 bit for bit"),
                 *("rows 3 and 4 were copied from row 2", "rows 3 and 4 duplicated from row 2"),
                 *("row 2 is repeated in rows 3 and 4", "rows 3 and 4 are duplicates of the row before"),
+                *("rows 3 and 4 do not differ from row 2", "rows 3 and 4 contain row 2's values", "rows 3, 4 <- row 2"),
                 *("rows 3 and 4 repeat row 2 for different tokens", "rows 2..4 share the same bits"),
                 *("rows 3 and 4 are bit-equal copies of row 2 although their tokens differ", "rows 3, 4 = row 2"),
             )
@@ -191,6 +198,9 @@ def test_healthy_states(recipe: str) -> None:
         ("each row after row 2 repeats it", [2, 3, 4, 5]),
         ("all rows are identical", [0, 1, 2, 3, 4, 5]),
         ("row[3] = row[2]", [2, 3]),
+        ("from row 3 on every row is the same", [3, 4, 5]),
+        ("all rows are built in the same way", None),
+        ("the values of row 3 and row 4 lie near 1", None),
         ("rows 3 and 4 have the same argmax as row 2", None),
         ("rows 3 and 4 are close to row 2, but not the same", None),
         ("rows 3 and 4 are row 2 plus 0.01", None),

@@ -9,7 +9,7 @@ from typing import Any
 from eagle3lab.doctor.checks.disk import dtype_of
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
-from eagle3lab.doctor.recipes import from_recipe
+from eagle3lab.doctor.recipes import contents
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.row_copies import copied_rows, unclear_copies
 from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, from_values
@@ -90,11 +90,12 @@ def finite(facts: Facts) -> Iterator[Finding]:
     recipe = str(facts.get("recipe") or "")
     dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
     if given is not None:
-        values = from_values(given)
+        values, groups = from_values(given), []
     else:
-        values = from_recipe(recipe, shape, points=points, block=block, dtype=dtype)
+        found = contents(recipe, shape, points=points, block=block, dtype=dtype)
+        values, groups = found or (None, copied_rows(recipe, shape[0] if shape else 0))
     if not facts.has("state_rows_argmax"):  # else told beside the tokens
-        for group in copied_rows(recipe, shape[0] if shape else 0):
+        for group in groups:
             yield repeated(group, "states", [group])
     if values is None:
         yield info("recipe", "could not check the states because their contents are not understood")

@@ -37,8 +37,8 @@ def problems_of_header(header: Header, manifest: Mapping[str, Any]) -> Iterator[
     aux, last = header.tensors["aux"].shape, header.tensors.get("last")
     if points and hidden and (len(aux) != 2 or aux[1] != len(points) * hidden):
         yield f"aux is {list(aux)}, needed [tokens, {len(points)} x {hidden} = {len(points) * hidden}]"
-    elif last is not None and hidden and last.shape != (aux[0], hidden):
-        yield f"last is {list(last.shape)}, needed [{aux[0]}, {hidden}]"
+    elif last is not None and hidden and last.shape != (*aux[:1], hidden):
+        yield f"last is {list(last.shape)}, needed {[*aux[:1], hidden]}"
     yield from _dtypes(header, manifest)
     tokens, marks = header.tensors["input_ids"].shape, header.tensors["loss_mask"].shape
     if tokens != marks:
@@ -63,7 +63,7 @@ def _dtypes(header: Header, manifest: Mapping[str, Any]) -> Iterator[str]:
         scale = header.tensors.get(f"{name}_scale")
         if entry.dtype == "I8" and (scale is None or (blocks and scale.shape != (*entry.shape[:1], blocks))):
             found = "missing" if scale is None else str(list(scale.shape))
-            yield f"{name}_scale is {found}: one scale a row and point, [{entry.shape[0]}, {blocks}]"
+            yield f"{name}_scale is {found}: one scale a row and point, {[*entry.shape[:1], blocks]}"
 
 
 def problems_of_ids(header: Header, budget: int) -> tuple[list[str], int | None, int]:
