@@ -17,6 +17,7 @@ from torch import Tensor
 from eagle3lab.core.errors import StoreError
 from eagle3lab.points import family_of
 from eagle3lab.targets.config import read_config, text_config
+from eagle3lab.targets.norms import PLAIN
 
 NAMES = (
     "model.norm.weight",
@@ -24,12 +25,6 @@ NAMES = (
     "model.language_model.norm.weight",
     "norm.weight",
 )
-PLAIN = (
-    *("kimi_k25", "kimi_k2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "gpt_oss"),
-    *("llama", "mistral", "ministral3", "phi3", "qwen2", "qwen2_moe", "qwen2_5_vl", "qwen3", "qwen3_moe"),
-    *("qwen3_vl", "qwen3_vl_moe"),
-)
-"""Families whose final norm is x / rms(x) * weight. Others (Gemma, Qwen3-Next) add one to the weight."""
 
 
 @dataclass(frozen=True)

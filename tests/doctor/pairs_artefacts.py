@@ -161,6 +161,26 @@ PAIRS: dict[str, Pair] = {
         {"shape": [3, 8], "recipe": "ones; [2, 5] = -inf", "points": [1, 2], "H": 4},
         {"shape": [3, 8], "recipe": "ones; [2, 5] = -9e4", "points": [1, 2], "H": 4, "dtype": "BF16"},
     ),
+    "states-width": (
+        "",
+        {"width": 40, "points": [1, 2, 3], "H": 16},
+        {"width": 48, "points": [1, 2, 3], "H": 16},
+    ),
+    "states-points": (
+        "",
+        {"states_manifest_resid_pre": [4, 2, 9]},
+        {"states_manifest_resid_pre": [2, 4, 9]},
+    ),
+    "states-mask": (
+        "",
+        {"shape": [3, 8], "loss_mask": [0, 1]},
+        {"shape": [3, 8], "loss_mask": [0, 1, 1]},
+    ),
+    "states-target": (
+        "",
+        {"states": {"hidden_size": 64, "blocks": 12}, "target": {"hidden_size": 32, "blocks": 12}},
+        {"states": {"hidden_size": 32, "blocks": 12}, "target": {"hidden_size": 32, "blocks": 12}},
+    ),
     "states-swapped": (
         "",
         {"tokens": [[1, 2, 3, 4], [5, 6, 7, 8]], "state_rows_argmax": [[6, 7, 8, 0], [2, 3, 4, 0]]},

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle3lab.doctor.rows import copied_rows, from_recipe
+from eagle3lab.doctor.recipes import from_recipe
+from eagle3lab.doctor.row_copies import copied_rows
 
 from .conftest import serious
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eagle3lab.doctor.checks.disk import dtype_of
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, could_not, error, info, warning
+from eagle3lab.doctor.recipes import contents
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, copied_rows, from_recipe, from_values
-from eagle3lab.doctor.views import id_list, mapping, real, whole
+from eagle3lab.doctor.row_copies import copied_rows, unclear_copies
+from eagle3lab.doctor.rows import FLOAT_MAX, RowReport, agreement, from_values
+from eagle3lab.doctor.views import id_list, items, mapping, real, whole
 
 OUTLIER = 0.35
 """Agreement below this share of the best shard's is no ordinary spread: chat and code differ by less than half."""
@@ -19,6 +22,8 @@ NONE_AGREES = 0.1
 FITS = 0.2
 """Agreement with another sample's tokens that is no accident: unrelated texts share a few per cent."""
 COSINE = 0.99
+ACCIDENT = 1e-4
+"""Chance below which a low rate is no accident."""
 ROUNDING = 1e-3
 """By so much a cosine of rows in bf16 may pass 1."""
 
@@ -72,7 +77,7 @@ def _point(column: int, block: int, points: Sequence[int]) -> Any:
     title="NaN, infinite, zero and clipped rows",
     reads=("shape", "recipe|values"),
     also=("dtype", "points", "H", "loss_mask"),
-    rule="every row is finite and none is empty; a zero mask does not help, because 0 x NaN is NaN",
+    rule="every row is finite, none is empty or a copy; a zero mask does not help, because 0 x NaN is NaN",
     fix="capture the sample again; store bf16",
     symptom="the loss becomes NaN",
 )
@@ -83,11 +88,18 @@ def finite(facts: Facts) -> Iterator[Finding]:
     points = id_list(facts.get("points")) or []
     block = whole(facts.get("H")) or (shape[1] // len(points) if points and len(shape) == 2 else 0)
     recipe = str(facts.get("recipe") or "")
-    values = from_values(given) if given is not None else from_recipe(recipe, shape, points=points, block=block)
+    dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
+    if given is not None:
+        values, groups = from_values(given), []
+    else:
+        found = contents(recipe, shape, points=points, block=block, dtype=dtype)
+        values, groups = found or (None, copied_rows(recipe, shape[0] if shape else 0))
+    if not facts.has("state_rows_argmax"):  # else told beside the tokens
+        for group in groups:
+            yield repeated(group, "states", [group])
     if values is None:
         yield info("recipe", "could not check the states because their contents are not understood")
         return
-    dtype = dtype_of(facts.get("dtype") or "F32") or "F32"
     report = RowReport()
     block = block if 0 < block <= values.shape[1] else 0
     report.add(values, block=block, dtype=dtype)
@@ -137,8 +149,11 @@ def swapped(facts: Facts) -> Iterator[Finding]:
         yield error("samples", text, actual=len(seen[i]), needed=len(text_of[i]), **evidence)
     if not moved and not wrong and not late:
         yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
-    for group in copied_rows(str(facts.get("recipe") or ""), max(map(len, seen), default=0)):
+    recipe, rows = str(facts.get("recipe") or ""), max(map(len, seen), default=0)
+    for group in copied_rows(recipe, rows):
         yield repeated(group, "states", [group])
+    for part in unclear_copies(recipe, rows):
+        yield info("recipe", f"could not check repeated rows because {part[:80]!r} does not say which rows are equal")
 
 
 def _best(index: int, states: list[int], tokens: list[list[int]], own: float | None) -> int | None:
@@ -164,7 +179,8 @@ def _displaced(states: list[int], tokens: list[int], own: float | None) -> int |
 
 def repeated(group: list[int], where: str, groups: list[list[int]]) -> Finding:
     """The finding about bit-equal rows."""
-    text = f"rows {group[0]} to {group[-1]} are bit-equal for different tokens"
+    in_turn = len(group) > 2 and group[-1] - group[0] == len(group) - 1
+    text = f"rows {f'{group[0]} to {group[-1]}' if in_turn else _listed(group[:8])} are bit-equal for different tokens"
     return error(where, text, actual=group, rows=group, repeated_rows=groups)
 
 
@@ -172,6 +188,7 @@ def repeated(group: list[int], where: str, groups: list[list[int]]) -> Finding:
     code="states-agreement",
     title="next-token agreement by shard",
     reads=("next_token_agreement_by_shard",),
+    also=("states",),
     rule="agreement of the target's head with the text is alike in all shards",
     fix="capture the named shards again",
     symptom="loss falls, acceptance stays near 1.00",
@@ -183,31 +200,48 @@ def by_shard(facts: Facts) -> Iterator[Finding]:
     if len(known) != len(rates):
         yield error("agreement", "agreement holds something that is no number", actual=str(rates)[:80])
         return
-    yield from _outliers(known, "shards", {"rates": known})
+    compared = [mapping(one) for one in items(facts.mapping("states").get("compared"))]
+    counts = [whole(one.get("rows")) or 0 for one in compared] if len(compared) == len(known) else []
+    names = [str(one.get("name"))[:80] for one in compared] if counts else []
+    yield from _outliers(known, "shards", {"rates": known}, counts, names)
 
 
-def _outliers(rates: list[float], what: str, evidence: dict[str, Any]) -> Iterator[Finding]:
+def _outliers(
+    rates: list[float], what: str, evidence: dict[str, Any], counts: Sequence[int] = (), names: Sequence[str] = ()
+) -> Iterator[Finding]:
+    """Rates far below the best. counts: rows behind each rate; with them an outlier is no accident of a few rows."""
     if not rates:
         return
     top = max(rates)
+    usual = max(sorted(rates)[len(rates) // 2], top / 2)
     bad = [index for index, rate in enumerate(rates) if rate < OUTLIER * top]
+    if counts:
+        bad = [index for index in bad if _accident(rates[index], counts[index], usual) < ACCIDENT]
     if top < NONE_AGREES:
         text = f"no {what.rstrip('s')} agrees with its text (best {top:.2f}): norm position, points or head are wrong"
         yield warning(what, text, actual=top, **evidence)
     elif bad:
-        named = _listed(bad)
+        named = _listed([names[index] for index in bad[:8]] if names else bad)
         noun = what if len(bad) > 1 else what.rstrip("s")
-        verb = "do" if len(bad) > 1 else "does"
+        belong = "do not belong to their" if len(bad) > 1 else "does not belong to its"
         said = ", ".join(f"{rates[index]:.2f}" for index in bad[:5])
-        text = f"{noun} {named} {verb} not belong to their tokens: agreement {said}, best {top:.2f}"
+        text = f"{noun} {named} {belong} tokens: agreement {said}, best {top:.2f}"
         yield error(what, text, actual=[rates[index] for index in bad], outliers=bad, **evidence)
     else:
         yield info(what, f"agreement {min(rates):.2f} to {top:.2f}", **evidence)
 
 
-def _listed(items: list[int]) -> str:
+def _accident(rate: float, count: int, usual: float) -> float:
+    """Chance of so few hits or fewer among `count` rows that agree as usual."""
+    if not 0 < usual < 1:
+        return 0.0 if usual and count else 1.0
+    hits = round(rate * count)
+    return sum(math.comb(count, k) * usual**k * (1 - usual) ** (count - k) for k in range(hits + 1))
+
+
+def _listed(named: Sequence[Any]) -> str:
     """`1`, `1 and 2`, `1, 2 and 5`."""
-    head, last = ", ".join(map(str, items[:-1])), str(items[-1])
+    head, last = ", ".join(map(str, named[:-1])), str(named[-1])
     return f"{head} and {last}" if head else last
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3lab.doctor.checks.states import repeated, report_findings
@@ -34,10 +34,19 @@ def layout(facts: Facts) -> Iterator[Finding]:
         if tokens is not None and said is not None and tokens != said:
             name = str(shard.get("name"))[:80]
             yield error(name, f"{name} has {tokens} tokens, the manifest says {said}", actual=tokens, needed=said)
+    marked = [count for shard in shards if (count := whole(shard.get("supervised"))) is not None]
+    total = sum(whole(shard.get("tokens")) or 0 for shard in shards if whole(shard.get("supervised")) is not None)
+    if marked and total and not any(marked):
+        text = f"0 of {total} tokens are supervised: loss_mask is 0 in {_every(len(marked))}"
+        yield error("loss_mask", text, actual=0, tokens=total, fix="write the mask of the assistant's tokens again")
     planned = whole(manifest.get("planned_shards"))
     if planned is not None and len(declared) < planned:
         text = f"{len(declared)} of {planned} planned shards are written: the capture is not finished"
         yield warning("manifest", text, actual=len(declared), needed=planned, fix="eagle3lab capture again: it resumes")
+
+
+def _every(count: int) -> str:
+    return "the only shard" if count == 1 else f"all {count} shards"
 
 
 @check(
@@ -68,9 +77,24 @@ def contents(facts: Facts) -> Iterator[Finding]:
         groups = [group for group in items(shard.get("repeated")) if isinstance(group, list) and group]
         if groups:
             yield repeated(groups[0], name[:80], groups)
+        yield from _copies(name[:80], shard, points)
     if largest:
         value, text = max(largest)
         yield info("states", text, largest=value)
+
+
+def _copies(name: str, shard: Mapping[str, Any], points: list[int]) -> Iterator[Finding]:
+    """States of another text, and points that hold the numbers of another point."""
+    for one in map(mapping, items(shard.get("same_as"))[:1]):
+        row, other, where = whole(one.get("row")), whole(one.get("other_row")), str(one.get("shard"))[:80]
+        text = f"{name} and {where} hold the same states for different tokens: {one.get('tensor')} of the sample at row"
+        text += f" {row} is that of the sample at row {other}"
+        yield error(name, text, actual=row, shards=[where, name], samples=len(items(shard.get("same_as"))))
+    for pair in map(id_list, items(shard.get("equal_points"))[:1]):
+        if pair is not None and len(pair) == 2:
+            named = [str(points[place]) if place < len(points) else f"block {place}" for place in pair]
+            text = f"{name}: the columns of points {named[0]} and {named[1]} are bit-equal in every row"
+            yield error(name, text, actual=pair, points=named, fix="capture again: one layer was stored twice")
 
 
 def report_of(raw: Any) -> RowReport | None:

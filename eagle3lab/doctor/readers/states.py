@@ -15,15 +15,17 @@ from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.safetensors_header import Header, HeaderError, layout_faults, read_header
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, list_folder, read_json
+from eagle3lab.doctor.readers.states_layout import counts, problems_of_header, problems_of_ids
 from eagle3lab.doctor.readers.states_rows import measure
 from eagle3lab.doctor.readers.states_target import compare_with_target
 from eagle3lab.doctor.run import existing
-from eagle3lab.doctor.views import id_list, items, mapping, whole
+from eagle3lab.doctor.views import id_list, items, mapping
 
 SHARD_LIMIT = 100_000
 HASH_LIMIT = 1_000_000_000
 """Bytes that are hashed against the manifest, over all shards; beyond it sizes alone are compared."""
-NAMES = ("input_ids", "loss_mask", "offsets", "aux", "last", "sample_id")
+IDS_LIMIT = 500_000_000
+"""Bytes of ids, masks and offsets that are read, over all shards."""
 
 
 def read(value: str, facts: Facts) -> None:
@@ -47,6 +49,7 @@ def read(value: str, facts: Facts) -> None:
     if points is not None and not facts.has("states_manifest_resid_pre"):
         facts.put("states_manifest_resid_pre", points, str(folder / "manifest.json"))
     shards, headers = _shards(folder, files, parsed)
+    _look_at_ids(shards, headers, facts)
     if shards:
         facts.put("shards", shards, str(folder))
     measured = measure(headers, parsed, facts)
@@ -78,12 +81,33 @@ def _shards(folder: Path, files: list[Path], manifest: Mapping[str, Any]) -> tup
         if name not in named and manifest:
             entry["state"] = "not in the manifest" if entry["state"] == "good" else entry["state"]
         if header is not None:
-            entry |= _counts(header)
-            entry |= _layout(header, manifest)
+            entry |= counts(header)
+            if problems := list(problems_of_header(header, manifest)):
+                entry["problem"] = "; ".join(problems)
             if entry["state"] in ("good", "not in the manifest"):
                 headers.append(header)
         shards.append(entry)
     return shards, headers
+
+
+def _look_at_ids(shards: list[Any], headers: list[Header], facts: Facts) -> None:
+    """Add to the entries what is wrong with offsets, ids and mask, and how many tokens are supervised."""
+    entries = {entry["name"]: entry for entry in shards}
+    budget, left = IDS_LIMIT, 0
+    for header in headers:
+        try:
+            problems, supervised, size = problems_of_ids(header, budget)
+        except HeaderError as error:
+            facts.could_not(f"ids and mask of {header.path.name}", error.what[:160])
+            continue
+        budget, left = budget - size, left + (size == 0)
+        entry = entries[header.path.name]
+        if problems:
+            entry["problem"] = "; ".join([*([entry["problem"]] if "problem" in entry else []), *problems])
+        if supervised is not None:
+            entry["supervised"] = supervised
+    if left:
+        facts.could_not(f"ids and masks of {left} of {len(headers)} shards", f"at most {IDS_LIMIT} bytes are read")
 
 
 def _index(name: str, place: int) -> int:
@@ -101,30 +125,3 @@ def _state(path: Path) -> tuple[Header | None, str]:
         text = f"truncated by {missing} bytes" if fault.kind == "short" else fault.message
         return header, text[:200]
     return header, "good"
-
-
-def _counts(header: Header) -> dict[str, int]:
-    """Tokens by `input_ids`, rows by `aux`."""
-    found = {}
-    for key, name in (("tokens", "input_ids"), ("hidden_rows", "aux")):
-        entry = header.tensors.get(name)
-        if entry is not None and entry.shape:
-            found[key] = entry.shape[0]
-    return found
-
-
-def _layout(header: Header, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors and shapes against the manifest: `problem` names the first disagreement, absent when there is none."""
-    absent = [
-        name for name in NAMES if name not in header.tensors and not (name == "last" and not manifest.get("last"))
-    ]
-    if absent:
-        return {"problem": f"tensors are missing: {', '.join(absent)}"}
-    points, hidden = id_list(manifest.get("points")), whole(manifest.get("hidden_size"))
-    aux = header.tensors["aux"].shape
-    if points and hidden and (len(aux) != 2 or aux[1] != len(points) * hidden):
-        return {"problem": f"aux is {list(aux)}, needed [tokens, {len(points)} x {hidden} = {len(points) * hidden}]"}
-    last = header.tensors.get("last")
-    if last is not None and hidden and last.shape != (aux[0], hidden):
-        return {"problem": f"last is {list(last.shape)}, needed [{aux[0]}, {hidden}]"}
-    return {}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 
-from eagle3lab.core.safetensors_header import DTYPE_BYTES, Header, HeaderError, map_tensor, widen
+from eagle3lab.core.safetensors_header import DTYPE_BYTES, Header, HeaderError
 from eagle3lab.doctor.facts import Facts
+from eagle3lab.doctor.readers.states_layout import integers
+from eagle3lab.doctor.readers.states_values import states, stored
 from eagle3lab.doctor.rows import RowReport, equal_rows
 from eagle3lab.doctor.views import id_list, whole
 
@@ -18,18 +21,27 @@ BYTE_BUDGET = 512_000_000
 """Bytes of states that one visit reads; a larger capture is looked at in evenly spread shards and rows."""
 CHUNK = 8_000_000
 GROUPS = 20
+BLOCKS = 16
+"""Points that are compared with each other."""
+
+Seen = dict[tuple[str, bytes], tuple[str, int, bytes]]
+"""(tensor, digest of a sample's states) -> (shard, first row, digest of its tokens)."""
 
 
 def measure(headers: list[Header], manifest: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
-    """{shard: {"aux": report, "last": report, "dtype", "points", "block", "repeated", "looked_at", "rows"}}."""
+    """{shard: {"aux": report, "last": report, "dtype", "points", "block", "repeated", "same_as", "equal_points",
+    "looked_at", "rows"}}."""
     points, hidden = id_list(manifest.get("points")) or [], whole(manifest.get("hidden_size")) or 0
     total = sum(_bytes(header) for header in headers)
     share = min(1.0, BYTE_BUDGET / total) if total else 1.0
     found: dict[str, Any] = {}
+    samples: Seen = {}
     seen = rows = 0
     for header in headers:
         try:
             one = _measure_shard(header, points, hidden, share)
+            if one:
+                one |= _samples(header, one["looked_at"], samples)
         except (HeaderError, OSError, ValueError) as error:
             facts.could_not(f"the rows of {header.path.name}", str(getattr(error, "what", error))[:160])
             continue
@@ -50,40 +62,63 @@ def _measure_shard(header: Header, points: list[int], hidden: int, share: float)
     found: dict[str, Any] = {"points": points, "block": hidden}
     for name in ("aux", "last"):
         entry = header.tensors.get(name)
-        if entry is None or len(entry.shape) != 2 or entry.dtype not in ("BF16", "F16", "F32"):
+        if entry is None or len(entry.shape) != 2:
             continue
-        raw = map_tensor(header, name)
-        count = max(1, int(len(raw) * share)) if len(raw) else 0
-        report, step = RowReport(), max(1, CHUNK // max(entry.shape[1] * DTYPE_BYTES[entry.dtype], 1))
+        rows = entry.shape[0]
+        count = max(1, int(rows * share)) if rows else 0
+        block = hidden if name == "aux" and 0 < hidden <= entry.shape[1] else 0
+        report, step = RowReport(), max(1, CHUNK // max(entry.shape[1] * DTYPE_BYTES.get(entry.dtype, 1), 1))
+        pairs = _pairs(entry.shape[1], block) if count else []
         for start in range(0, count, step):
-            part = widen(entry, raw[start : min(start + step, count)]).astype(np.float32)
-            report.add(part, block=hidden if name == "aux" and 0 < hidden <= entry.shape[1] else 0, dtype=entry.dtype)
-        found |= {name: asdict(report), "dtype": entry.dtype, "looked_at": count, "rows": len(raw)}
+            part = states(header, name, start, min(start + step, count))
+            report.add(part, block=block, dtype=entry.dtype)
+            pairs = [pair for pair in pairs if _equal(part, pair, block)]
+        found |= {name: asdict(report), "dtype": entry.dtype, "looked_at": count, "rows": rows}
         if name == "aux":
-            found["repeated"] = _repeated(header, raw[:count])
+            found["equal_points"] = pairs if report.zero_row_count < count else []
     return found if "dtype" in found else {}
 
 
-def _repeated(header: Header, raw: np.ndarray) -> list[list[int]]:
-    """Bit-equal rows inside one sample whose tokens differ, as rows of the shard; zero rows are told elsewhere."""
-    tokens, offsets = _ints(header, "input_ids"), _ints(header, "offsets")
-    if tokens is None or offsets is None or len(tokens) < len(raw):
-        return []
-    found: list[list[int]] = []
-    for start, stop in pairwise(offsets):
-        if not 0 <= start < stop <= len(raw):
+def _pairs(width: int, block: int) -> list[list[int]]:
+    return [list(pair) for pair in combinations(range(min(width // block, BLOCKS)), 2)] if block else []
+
+
+def _equal(rows: np.ndarray, pair: list[int], block: int) -> bool:
+    """Whether two blocks of columns are the same in all rows."""
+    one, other = (rows[:, place * block : (place + 1) * block] for place in pair)
+    return bool((one[:1] == other[:1]).all() and (one == other).all())
+
+
+def _samples(header: Header, looked_at: int, seen: Seen) -> dict[str, Any]:
+    """Bit-equal rows inside a sample, and samples whose states are those of another text; zero rows are told elsewhere.
+
+    `repeated`: rows of the shard whose tokens differ. `same_as`: {tensor, row, shard, other_row}.
+    """
+    tokens, offsets = integers(header, "input_ids"), integers(header, "offsets")
+    if tokens is None or offsets is None:
+        return {}
+    repeated: list[list[int]] = []
+    same: list[dict[str, Any]] = []
+    for start, stop in pairwise(np.asarray(offsets).tolist()):
+        if not 0 <= start < stop <= min(looked_at, len(tokens)):
             continue
-        for group in equal_rows(np.ascontiguousarray(row).tobytes() for row in raw[start:stop]):
-            places = [int(start) + place for place in group]
-            if len({int(tokens[place]) for place in places}) > 1 and raw[places[0]].any():
-                found.append(places[:50])
-        if len(found) >= GROUPS:
+        text = _digest(np.asarray(tokens[start:stop], dtype=np.int64).tobytes())
+        for name in ("aux", "last"):
+            if name not in header.tensors or header.tensors[name].shape[0] < stop:
+                continue
+            rows = [_digest(row) if any(row) else b"" for row in stored(header, name, start, stop)]
+            if name == "aux":
+                groups = ([start + place for place in group] for group in equal_rows(rows) if rows[group[0]])
+                repeated += [group[:50] for group in groups if len({int(tokens[place]) for place in group}) > 1]
+            if not any(rows):
+                continue
+            shard, other, of_text = seen.setdefault((name, _digest(b"".join(rows))), (header.path.name, start, text))
+            if of_text != text:
+                same.append({"tensor": name, "row": start, "shard": shard, "other_row": other})
+        if len(repeated) >= GROUPS and len(same) >= GROUPS:
             break
-    return found[:GROUPS]
+    return {"repeated": repeated[:GROUPS], "same_as": same[:GROUPS]}
 
 
-def _ints(header: Header, name: str) -> np.ndarray | None:
-    entry = header.tensors.get(name)
-    if entry is None or len(entry.shape) != 1 or entry.dtype not in ("I64", "I32") or entry.count > 50_000_000:
-        return None
-    return np.asarray(map_tensor(header, name)).astype(np.int64)
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
