@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def replay(
     return outcome
 
 
-def own_choice(samples: _Part, ends: TargetEnds, *, pre_norm: bool) -> float | None:
+def own_choice(samples: Iterable[Sample], ends: TargetEnds, *, pre_norm: bool) -> float | None:
     """Share of reply tokens that the target itself would choose, over the first samples; None without a reply token."""
     chosen = counted = 0
     for sample, _ in zip(samples, range(LOOKED_AT), strict=False):

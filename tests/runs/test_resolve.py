@@ -138,6 +138,11 @@ def test_a_checkpoint_of_the_readers_own_gets_its_own_run_and_trains_nothing(mod
     other = finished("fetch", "corpus", "capture", "train")
     found = resolve_run("05_measure_acceptance", builders, **VALUES, draft="/my/drafter")
     assert found.path != other.path and builders.done == ["fetch", "corpus"]
+    assert "-p draft /my/drafter" in found.manifest.command
+    for step in ("fetch", "corpus"):
+        assert found.step_state(step) == "ok"
+    same = find_same(VALUES["profile"], VALUES["preset"], VALUES["seed"])
+    assert same is not None and same.path == other.path, "numbers of another drafter are never continued"
 
 
 def test_build_stops_at_a_step_that_did_not_end_well(run, builders) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,21 @@ def test_replay_at_a_temperature_is_called_teacher_forced():
     assert 1 < found.metrics["accept_length"] < 4 and len(found.metrics["overlap_all_positions"]) == 3
     assert "accepted unknown of unknown proposed" in found.as_text()
     assert "teacher-forced" in replayed(greedy=False).metrics["kind"]
+
+
+def test_text_is_greedy_when_it_is_the_targets_choice(monkeypatch):
+    """Also on a processor that is slow in the head's type, where its rows are widened; other text is caught."""
+    own = lab()
+    samples = states_of(own.target, own.prompts, own.plain)
+    ends = TargetEnds(own.target.embedding.weight, own.target.final_norm.weight, own.target.head.weight, 1e-6)
+    assert accept_replay.own_choice(samples, ends, pre_norm=False) == 1.0
+    others = [replace(sample, input_ids=sample.input_ids.roll(1)) for sample in samples]
+    assert accept_replay.own_choice(others, ends, pre_norm=False) < accept_replay.GREEDY_SHARE
+    halves = replace(ends, head=ends.head.bfloat16())
+    fast = halves.logits(samples[0].last)
+    monkeypatch.setattr("eagle3lab.acceptance.sampling_head.compute_type", lambda *_: "float32")
+    monkeypatch.setattr("eagle3lab.acceptance.sampling_head.ROWS", 7)
+    torch.testing.assert_close(halves.logits(samples[0].last), fast, atol=0.05, rtol=0.05)
 
 
 def test_gate_takes_the_lower_end():
