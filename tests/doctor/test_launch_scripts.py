@@ -112,6 +112,8 @@ def test_a_script_that_a_here_document_writes() -> None:
         '{} &\npython -m sglang.bench_serving --model T --num-prompts 8',
         'echo "python3 -m sglang.launch_server --speculative-algorithm EAGLE"\n{}',
         "pkill -f sglang.launch_server\n{}",
+        'CMD="{}"\neval "$CMD"',
+        "CMD=({})\n\"${{CMD[@]}}\" 2>&1 | tee log",
         "docker pull vllm/vllm-openai:latest\n{}",
     ],
 )  # fmt: skip
@@ -119,6 +121,7 @@ def test_the_server_is_found(around: str, line: str) -> None:
     wanted = WRONG if line == EAGLE else []
     assert told(around.format(line)) == wanted
     assert told(launch_args=around.format(line)) == wanted
+    assert unsettled(around.format(line)) == []
 
 
 def test_the_client_of_vllm_is_no_server() -> None:

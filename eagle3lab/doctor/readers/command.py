@@ -146,6 +146,8 @@ class _Finder:
                 if self.left >= 0 and len(line.around) < _DEEPEST:
                     yield from self.lines(word, variables, line)
                 continue
+            if ASSIGNMENT.match(word):
+                continue  # CMD="python3 ..." runs where $CMD stands
             text = word.partition("=")[2] if word.startswith("-") else word  # sbatch --wrap="python3 ..."
             if re.search(r"\s", text) and text.lstrip()[:1] not in ("{", "[", "<") and MENTIONED.search(text):
                 yield from self.tried(text, variables, line)

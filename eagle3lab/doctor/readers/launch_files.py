@@ -45,7 +45,7 @@ def server_of(text: str, source: str, suffix: str = "") -> Server:
         return _of_python(text)
     if match := _LISTED.fullmatch(text):
         return _of_documents([parse_json(match[1], source).value], source)
-    if _UNIT.search(text):
+    if not text.startswith("#!") and _UNIT.search(text):  # a script may write a unit
         return _of_unit(text)
     if _is_dockerfile(text):
         return _of_dockerfile(text, source)
