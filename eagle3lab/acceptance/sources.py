@@ -21,6 +21,8 @@ from eagle3lab.acceptance.definitions import first_rise
 from eagle3lab.core.errors import AcceptanceError
 
 SIMULATE = "SGLANG_SIMULATE_ACC_LEN"
+LEGACY_SIMULATE = "SGL_SIMULATE_ACC_LEN"
+"""The older name: SGLang renames it when it is imported, over one that has the newer name (srt/environ.py)."""
 GAUGE_INTERVAL = 40
 """Forward passes between two decode log lines of SGLang (`--decode-log-interval`): how far a gauge lags."""
 
@@ -56,17 +58,25 @@ _ESCAPES = re.compile(
 )
 
 
+def simulated_by(environment: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(name, value) of the variable that SGLang reads for its simulated acceptance, None when none is set."""
+    for name in (LEGACY_SIMULATE, SIMULATE):
+        if environment.get(name) is not None:
+            return name, str(environment[name]).strip()
+    return None
+
+
 def refuse_simulated(environment: Mapping[str, str]) -> None:
     """Raise `AcceptanceError` when the environment makes SGLang invent acceptance (a value above 0)."""
-    raw = str(environment.get(SIMULATE) or "").strip()
+    name, raw = simulated_by(environment) or (SIMULATE, "")
     try:
         value = float(raw) if raw else 0.0
     except ValueError:
-        value = 0.0  # SGLang itself refuses to start with it
+        value = 0.0  # SGLang warns and takes its default, which is off
     if value > 0:
         raise AcceptanceError(
-            f"{SIMULATE}={raw}: the server invents its acceptance", rule="a measurement needs it unset",
-            fix=f"unset {SIMULATE}, restart the server",
+            f"{name}={raw}: the server invents its acceptance", rule="a measurement needs it unset",
+            fix=f"unset {name}, restart the server",
         )  # fmt: skip
 
 

@@ -13,8 +13,8 @@ from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.registry import run_checks
 
 READERS = {
+    "env": "eagle3lab.doctor.readers.environment:read_env",
     "launch": "eagle3lab.doctor.readers.launch",
-    "env": "eagle3lab.doctor.readers.launch:read_env",
     "draft": "eagle3lab.doctor.readers.checkpoint:read_draft",
     "target": "eagle3lab.doctor.readers.checkpoint:read_target",
     "states": "eagle3lab.doctor.readers.states",
@@ -33,10 +33,13 @@ READERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What the user pointed the doctor at, one field a flag of `eagle3lab doctor`; empty means not given."""
+    """What the user pointed the doctor at, one field a flag of `eagle3lab doctor`; empty means not given.
 
-    launch: str = ""
+    They are read in this order: what the launch line sets counts over the environment around it.
+    """
+
     env: str = ""
+    launch: str = ""
     draft: str = ""
     target: str = ""
     states: str = ""

@@ -34,6 +34,7 @@ _FLAGS = (
     *("model_path", "speculative_algorithm", "speculative_draft_model_path", "speculative_num_steps"),
     *("speculative_eagle_topk", "speculative_num_draft_tokens", "speculative_token_map", "attention_backend"),
     *("speculative_draft_attention_backend", "speculative_adaptive", "context_length", "decode_log_interval"),
+    "enable_return_aux_hidden_states",
 )
 _SETTINGS = {name: re.compile(_SETTING.format(name=name)) for name in _FLAGS}
 _VLLM_CONFIG = re.compile(r"speculative_config['\"]?\s*[=:]\s*(SpeculativeConfig\([^)]*\)|\{[^}]*\}|None)")
@@ -44,19 +45,27 @@ _LAYERS = re.compile(
     r"(?:aux(?:iliary)?[ _](?:hidden[ _]states?[ _])?layers?|layer_ids)[^\[(\d\n]{0,60}[\[(]\s*(\d+(?:\s*,\s*\d+)*)",
     re.IGNORECASE,
 )
+_TENSOR = r"['\"]?(\w[\w-]*(?:\.[\w-]+)+)['\"]?"
 _DROPPED = (
-    re.compile(r"[Pp]arameter ['\"]?([\w.]+)['\"]? not found in (?:params_dict|the model)"),
+    re.compile(rf"[Pp]arameter {_TENSOR} not found in (?:params_dict|the model)"),
     re.compile(
-        r"(?:[Uu]nexpected|[Uu]nused|[Ss]kipp(?:ed|ing)) (?:keys?|weights?|parameters?)\b[^:\[{]{0,80}[:\[{]?"
-        r"\s*['\"]?([\w.]+)"
+        r"(?:[Uu]nexpected|[Uu]nused|[Ss]kipp(?:ed|ing)) (?:unexpected |unused |checkpoint )?"
+        rf"(?:keys?|weights?|parameters?|tensors?)(?:\(s\)|\b)(?:[^:\[{{\n]{{0,80}}[:\[{{])?[\s:\[{{(]*{_TENSOR}"
     ),
-    re.compile(r"no module or parameter named ['\"]([\w.]+)['\"]"),
-)  # fmt: skip
+    re.compile(rf"no module or parameter named {_TENSOR}"),
+)
+_NO_TENSOR = re.compile(
+    r"\.(?:safetensors|bin|pt|pth|gguf|json|py|txt|log|ya?ml)$|^[\d.]+$|^v\d|rotary_emb|inv_freq|(?:cos|sin)_cached"
+)
+"""Names with a dot that are a file's or a release's, and of tables that every engine works out itself."""
+_REST = re.compile(rf"\s*,\s*{_TENSOR}")
 _MISSING = re.compile(r"weights? (?:were|are) not initialized from (?:the )?checkpoints?:?\s*\{?([^}\n]{0,4000})")
 _NO_HOOK = re.compile(r"[Nn]o (?:modules?|match)[^\n]{0,40}hook|hook[^\n]{0,60}(?:matched|matches) (?:no|nothing|0)")
 _SYNTHETIC = re.compile(r"rejection_sample_method['\"\\]*[\s=:]+['\"\\]*synthetic\b")
 _RATES = re.compile(r"(synthetic_acceptance_(?:length|rates))[+'\"\\]*[\s=:]+['\"\\]*(\[[^\]]{0,200}\]|\d[\d.,]*)")
-_SIMULATED = re.compile(r"SGLANG_SIMULATE_ACC_LEN['\"]?\s*[=:]\s*['\"]?(\d+(?:\.\d+)?)")
+_SIMULATED = re.compile(r"SGL(?:ANG)?_SIMULATE_ACC_LEN['\"]?\s*[=:]\s*['\"]?(\d+(?:\.\d+)?|\.\d+)")
+_RENAMED = re.compile(r"variable SGL_SIMULATE_ACC_LEN is deprecated")
+"""SGLang tells so at its start, and does not tell the value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +81,8 @@ class ServerLog:
         gauges: readings; vLLM's are those without counts. counts: vLLM's, None without any.
         impossible: why they cannot be.
         hook_unmatched: a hook matched no module.
-        simulated: SGLANG_SIMULATE_ACC_LEN above 0 as printed, else None.
+        simulated: SGLANG_SIMULATE_ACC_LEN (SGL_... is its older name) above 0 as printed, else None.
+        renamed: the older name is set, to what is not said. capture: aux states are returned to clients.
         synthetic: vLLM's rejection_sample_method synthetic with its rates, as printed, else None.
         interval: forward passes between two of SGLang's lines, as printed, else its default.
     """
@@ -91,6 +101,8 @@ class ServerLog:
     simulated: float | None
     interval: int = GAUGE_INTERVAL
     synthetic: str | None = None
+    renamed: bool = False
+    capture: bool = False
 
 
 def read_log(text: str) -> ServerLog:
@@ -126,6 +138,8 @@ def read_log(text: str) -> ServerLog:
         simulated=simulated[-1] if simulated else None,
         interval=int(every) if re.fullmatch(r"[1-9]\d{0,8}", every, re.ASCII) else GAUGE_INTERVAL,
         synthetic=_synthetic(printed),
+        renamed=_RENAMED.search(short) is not None,
+        capture=settings.get("enable_return_aux_hidden_states") == "True",
     )
 
 
@@ -172,7 +186,7 @@ def _sglang_settings(lines: list[str]) -> dict[str, str]:
 
 def _words(settings: dict[str, str]) -> Iterator[str]:
     for name, value in settings.items():
-        if value not in ("None", "null", ""):
+        if value not in ("None", "null", "", "False"):
             yield "--" + name.replace("_", "-")
             yield value
 
@@ -202,11 +216,14 @@ def _synthetic(lines: list[str]) -> str | None:
 
 
 def _dropped(lines: list[str]) -> Iterator[str]:
+    """Names of dropped tensors, of a list every one."""
     for line in lines:
         for pattern in _DROPPED:
             match = pattern.search(line)
-            if match and "." in match[1]:
-                yield match[1]
+            while match:
+                if not _NO_TENSOR.search(match[1]):
+                    yield match[1]
+                match = _REST.match(line, match.end())
 
 
 def _missing(lines: list[str]) -> Iterator[str]:

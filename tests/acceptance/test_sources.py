@@ -145,6 +145,12 @@ def test_simulation_that_is_off_is_not_refused(value):
     refuse_simulated({"SGLANG_SIMULATE_ACC_LEN": value, "SGLANG_SIMULATE_ACC_METHOD": "multinomial"})
 
 
+def test_the_older_name_of_simulated_acceptance_counts_over_the_newer() -> None:
+    with pytest.raises(AcceptanceError, match="SGL_SIMULATE_ACC_LEN=2"):
+        refuse_simulated({"SGL_SIMULATE_ACC_LEN": "2", "SGLANG_SIMULATE_ACC_LEN": "-1"})
+    refuse_simulated({"SGL_SIMULATE_ACC_LEN": "-1", "SGLANG_SIMULATE_ACC_LEN": "2"})
+
+
 def test_three_typed_numbers():
     counts = from_numbers(verify_steps=4816, accepted=12208, proposed=33712)
     assert counts.accept_length == pytest.approx(3.535, abs=5e-4)

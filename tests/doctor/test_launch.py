@@ -11,7 +11,8 @@ import yaml
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.readers.launch import engine_of, parse_args, read, read_env, speculative_config
+from eagle3lab.doctor.readers.environment import read_env
+from eagle3lab.doctor.readers.launch import engine_of, parse_args, read, speculative_config
 from eagle3lab.doctor.run import choose_engines, diagnose
 
 FLAGS = {"speculative-algorithm": ["EAGLE"], "speculative-draft-model-path": ["/d r"], "tp": ["8"]}

@@ -13,6 +13,7 @@ from eagle3lab.doctor.readers.launch import engine_of, parse_args, read, specula
 from eagle3lab.doctor.run import choose_engines, diagnose
 from eagle3lab.doctor.serverlog import read_log
 
+from . import launched
 from .healthy import QWEN, served
 
 WHOLE = {"method": "eagle3", "model": "D", "num_speculative_tokens": 3}
@@ -180,3 +181,60 @@ def test_the_method_of_a_log_with_spec_flags() -> None:
     log = log_of({"model": "T", "spec_method": "eagle", "spec_model": "D", "spec_tokens": 3})
     assert read_log(log).algorithm == "eagle"
     assert read_log(log + "speculative_config=SpeculativeConfig(method='eagle3', model='D')").algorithm == "eagle3"
+
+
+def guessing(model: str, method: str | None = None) -> list[str]:
+    """A launch line whose draft lies at `model`."""
+    given = {"model": model, "num_speculative_tokens": 3, **({"method": method} if method else {})}
+    return ["vllm", "serve", "T", "-sc", json.dumps(given)]
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "wanted"),
+    [
+        ("/ckpt/eagle-drafts/qwen3-eagle3", None, ["error"]),
+        ("/ckpt/EAGLE-Qwen3", None, ["error"]),
+        ("/ckpt/drafts/qwen3", None, ["warning"]),
+        ("/ckpt/qwen3-EAGLE3", None, []),
+        ("/ckpt/eagle-drafts/qwen3", "eagle3", []),
+        ("$DRAFT", None, []),
+    ],
+)
+def test_the_method_that_a_path_stands_for(model: str, method: str | None, wanted: list[str]) -> None:
+    assert [one for one, _ in launched.told(launch_args=guessing(model, method))] == wanted
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "wanted"),
+    [
+        ("/d", "eagle3", [("error", "launch-algorithm")]),
+        ("/d-eagle3", None, [("error", "launch-algorithm")]),
+        ("/d", "eagle", []),
+        ("yuhuili/EAGLE-LLaMA3", None, []),
+    ],
+)
+def test_an_older_draft(model: str, method: str | None, wanted: list[tuple[str, str]]) -> None:
+    found = launched.told(launch_args=guessing(model, method), **launched.OLD_DRAFT)
+    assert [one for one in found if one[1] == "launch-algorithm"] == wanted
+
+
+def test_a_class_that_contradicts_the_method() -> None:
+    alone = {"draft_config": launched.OLD_CLASS, "target": QWEN}
+    for asked in (guessing("/d", "eagle3"), launched.EAGLE3):
+        assert ("warning", "launch-algorithm") in launched.told(launch_args=asked, **alone)
+    for asked in (guessing("/d", "eagle"), launched.EAGLE):
+        assert not [one for one in launched.told(launch_args=asked, **alone) if one[1] == "launch-algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "warned"),
+    [
+        ("--attention-backend trtllm_mla --prefill-attention-backend fa3 --decode-attention-backend fa3", False),
+        ("--attention-backend trtllm_mla --prefill-attention-backend fa3", True),
+        ("--attention-backend fa3 --decode-attention-backend flashmla", True),
+        ("--attention-backend fa3", False),
+    ],
+)
+def test_a_backend_that_nobody_inherits(flags: str, warned: bool) -> None:
+    found = launched.told(launch_args=f"{launched.EAGLE3} {flags}")
+    assert found == ([("warning", "launch-draft-attention")] if warned else [])

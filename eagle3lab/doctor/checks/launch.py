@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterator
+from typing import Any
 
+from eagle3lab.acceptance.sources import SIMULATE, simulated_by
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.inventory import NOT_EAGLE
-from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
+from eagle3lab.doctor.readers.launch import Launch, environment, parse_args, speculative_config
 from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.tensor_names import strip_prefix
@@ -21,6 +23,8 @@ ALIAS = {"NEXTN": "EAGLE"}
 NEEDS_DRAFT = ("EAGLE3", "EAGLE", "STANDALONE", "DFLASH")
 CAPTURE_METHODS = ("EAGLE3", "DFLASH", "DSPARK")
 """Algorithms that name what a capture without a draft returns (SGLang's validation_hook)."""
+_GUESSES = {"eagle": "eagle-", "eagle3": "eagle3"}
+"""Method and the part of a path that stands for it, in vLLM's order (config/speculative.py)."""
 SYNTHETIC_KEYS = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
 """What vLLM's synthetic acceptance is to come to; exactly one of the two is given."""
 MTP_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5", "longcat_flash")
@@ -111,6 +115,8 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
             fc_in=fc_in,
             target_hidden=state,
         )
+    elif effective == "EAGLE3" and _is_older_class(draft, signs):
+        yield _older_class(flag, f"{flag} {given}", draft, f"{flag} EAGLE")
     if effective in NOT_EAGLE and all(sign.startswith("fc reads") for sign in signs):
         signs = []  # DFlash's fc is as wide
     if effective != "EAGLE3" and signs and not launch.has("enable-return-aux-hidden-states"):
@@ -153,10 +159,21 @@ def _is_eagle2(draft: Draft, signs: list[str], fc_in: int | None, state: int | N
     return not signs and bool(fc_in and state) and fc_in == 2 * (state or 0) and draft.architecture is not None
 
 
+def _is_older_class(draft: Draft, signs: list[str]) -> bool:
+    """Whether nothing but the class is known of the draft, and it is one of EAGLE-1/2."""
+    named = (draft.architecture or "").lower()
+    return not signs and "eagle" in named and "eagle3" not in named
+
+
+def _older_class(subject: str, asked: str, draft: Draft, fix: str) -> Finding:
+    text = f"{asked} with a draft of class {draft.architecture}, which is EAGLE-1/2: EAGLE3 feeds it three states"
+    return warning(subject, text, actual=draft.architecture, fix=fix, needed="EAGLE", architecture=draft.architecture)
+
+
 def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
     config = speculative_config(launch)
-    signs, fc_in, state = eagle3_evidence(facts, draft_of(facts))
-    method = config.get("method")
+    draft = draft_of(facts)
+    signs, fc_in, state = eagle3_evidence(facts, draft)
     text = launch.value("speculative-config")
     if text and not _json_object(text) and not UNKNOWN.search(text):
         yield error(
@@ -165,30 +182,43 @@ def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
             actual=text[:80],
             fix='--speculative-config \'{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}\'',
         )
-    if not config or not signs:
-        return
-    if method is None:
-        model = str(config.get("model", ""))
-        if "eagle3" not in model.lower():
-            yield warning(
-                "--speculative-config",
-                f"method is not given and the draft path {model!r} does not contain 'eagle3', from which it is guessed",
-                fix='--speculative-config \'{"method": "eagle3", ...}\'',
-                given=None,
-                needed="eagle3",
-            )
-    elif str(method).lower() != "eagle3":
-        width = f": fc reads {fc_in} = {fc_in // state} x {state}" if fc_in and state else ""
-        yield error(
-            "--speculative-config",
-            f"method {method} with an EAGLE-3 draft{width}; method eagle3 is needed",
-            actual=str(method),
-            fix='--speculative-config \'{"method": "eagle3", ...}\'',
-            given=str(method),
-            needed="eagle3",
-            fc_in=fc_in,
-            target_hidden=state,
-        )
+    if config:
+        yield from _vllm_effective(config, draft, signs, fc_in, state)
+
+
+def _vllm_effective(
+    config: dict[str, Any], draft: Draft, signs: list[str], fc_in: int | None, state: int | None
+) -> Iterator[Finding]:
+    """The method that is given or that vLLM guesses, against the draft."""
+    subject, model = "--speculative-config", str(config.get("model", ""))
+    method = str(config["method"]).lower() if config.get("method") is not None else guessed_method(model)
+    if UNKNOWN.search(method or model):
+        return  # said when it was read
+    guessed = config.get("method") is None
+    said = f"method {config.get('method')}"
+    if guessed:
+        said = f"method is not given and becomes {method} ({model!r} contains '{_GUESSES.get(method or '', '')}')"
+    fix = '--speculative-config \'{"method": "eagle3", ...}\''
+    given = None if guessed else str(config["method"])
+    width: dict[str, Any] = {"fc_in": fc_in, "target_hidden": state}
+    reads = f": fc reads {fc_in} = {fc_in // state} x {state}" if fc_in and state else ""
+    if signs and method is None:
+        text = f"method is not given and the draft path {model!r} does not contain 'eagle3', from which it is guessed"
+        yield warning(subject, text, fix=fix, given=None, needed="eagle3")
+    elif signs and method != "eagle3":
+        text = f"{said} with an EAGLE-3 draft{reads}; method eagle3 is needed"
+        yield error(subject, text, actual=method, fix=fix, given=given, needed="eagle3", **width)
+    elif method == "eagle3" and _is_eagle2(draft, signs, fc_in, state):
+        text = f"{said} with an EAGLE-1/2 draft{reads}, eagle3 feeds it 3 x {state}; method eagle is needed"
+        fix = fix.replace("eagle3", "eagle")
+        yield error(subject, text, actual=method, fix=fix, given=given, needed="eagle", **width)
+    elif method == "eagle3" and _is_older_class(draft, signs):
+        yield _older_class(subject, said, draft, fix.replace("eagle3", "eagle"))
+
+
+def guessed_method(model: str) -> str | None:
+    """The method that vLLM takes from a draft's path when none is given; it looks for `eagle-` first."""
+    return next((method for method, part in _GUESSES.items() if part in model.lower()), None)
 
 
 def _json_object(text: str) -> bool:
@@ -281,8 +311,9 @@ def draft_attention(facts: Facts) -> Iterator[Finding]:
     """The draft takes the target's backend unless its own is named."""
     launch, draft = parse_args(facts["launch_args"]), draft_of(facts)
     own = launch.value("speculative-draft-attention-backend")
-    flags = ("attention-backend", "decode-attention-backend", "prefill-attention-backend")
-    inherited = [value for flag in flags if (value := launch.value(flag)) and _for_mla(value)]
+    base = launch.value("attention-backend")  # for what neither of the other two is given
+    both = [launch.value(f"{phase}-attention-backend") or base for phase in ("decode", "prefill")]
+    inherited = [value for value in both if value and _for_mla(value)]
     backend = own if own is not None else (inherited[0] if inherited else None)
     if not draft.config.get("architectures") or draft.mla or backend is None or not _for_mla(backend):
         return
@@ -318,35 +349,35 @@ def _for_mla(backend: str) -> bool:
     symptom="accept length is exactly the number that was set, whatever the draft is",
 )
 def simulated_acceptance(facts: Facts) -> Iterator[Finding]:
-    """Only a value above 0 switches SGLang's on; _METHOD and _TOKEN_MODE only shape the fake."""
+    """Only a value above 0 switches SGLang's on; _METHOD and _TOKEN_MODE only shape the fake. SGL_... is SGLANG_...."""
     yield from _synthetic(facts)
-    name = "SGLANG_SIMULATE_ACC_LEN"
-    raw = facts.mapping("env").get(name)
-    if raw is None and facts.get("launch_args"):
-        launch = parse_args(facts["launch_args"])
-        words = [*launch.words, *(value for values in launch.flags.values() for value in values)]  # docker run -e A=B
-        raw = next((word.partition("=")[2] for word in words if word.startswith(name + "=")), None)
-    if raw is None or str(raw).strip() == "":
+    name, raw = simulated_by(environment(facts)) or ("", "")
+    if raw == "":
         return
     if "sglang" not in facts.engine_names():
-        yield info(name, f"{name}={raw} is set, and only SGLang reads it", actual=str(raw))
+        yield info(name, f"{name}={raw} is set, and only SGLang reads it", actual=raw)
+        return
+    if UNKNOWN.search(raw):
+        yield info(name, f"{name} is set to what the launch line does not settle ({raw[:80]})", actual=raw)
         return
     try:
-        value = float(str(raw))
+        value = float(raw)
     except ValueError:
-        yield warning(name, f"{name}={raw} is not a number", actual=str(raw))
+        yield warning(name, f"{name}={raw} is not a number", actual=raw)
         return
+    read_as = "" if name == SIMULATE else f" (read as {SIMULATE})"
     if value > 0:
         yield error(
             name,
-            f"{name}={raw}: acceptance numbers are invented by the server ({value} each step), not measured",
-            actual=str(raw),
+            f"{name}={raw}{read_as}: acceptance numbers are invented by the server ({value} each step), not measured",
+            actual=raw,
+            fix=f"unset {name}",
             value=value,
             effect="acceptance numbers are invented by the server",
             refuse=True,
         )
     else:
-        yield info(name, f"{name}={raw} is off", actual=str(raw), refuse=False)
+        yield info(name, f"{name}={raw} is off", actual=raw, refuse=False)
 
 
 def _synthetic(facts: Facts) -> Iterator[Finding]:

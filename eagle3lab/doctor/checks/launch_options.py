@@ -14,7 +14,8 @@ from eagle3lab.core.errors import closest, nearest
 from eagle3lab.doctor.checks.launch import SYNTHETIC_KEYS
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.readers.launch import SPEC_FLAGS, Launch, parse_args, speculative_config, split_words
+from eagle3lab.doctor.readers.command import server, server_at
+from eagle3lab.doctor.readers.launch import SPEC_FLAGS, Launch, parse_args, speculative_config
 from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import real, whole
@@ -88,11 +89,10 @@ def options(facts: Facts) -> Iterator[Finding]:
 
 def _behind_server(args: Any) -> list[str]:
     """The words behind the server's name; [] when another program stands in front of the flags."""
-    words = split_words(args) if isinstance(args, str) else [str(word) for word in args or []]
-    name = re.compile(r"sglang\.launch_server|vllm\.entrypoints\.[\w.]*|serve|(\S*/)?vllm-openai(:\S*)?")
-    servers = [n for n, word in enumerate(words) if name.fullmatch(word)]
-    if servers:
-        return words[servers[-1] + 1 :]
+    words = server(args).words
+    named = server_at(words)
+    if named is not None:
+        return words[named + 1 :]
     first = next((n for n, word in enumerate(words) if not re.match(r"[A-Za-z_]\w*=", word)), len(words))
     return words[first:] if words[first:] and words[first].startswith("-") else []
 

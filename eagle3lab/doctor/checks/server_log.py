@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, judged
+from eagle3lab.doctor.checks.launch import ALIAS
 from eagle3lab.doctor.checks.launch import algorithm as launch_algorithm
 from eagle3lab.doctor.facts import Engine, Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.readers.launch import parse_args
+from eagle3lab.doctor.readers.launch import parse_args, speculative_config
+from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.serverlog import ServerLog, read_log
+from eagle3lab.doctor.views import draft_of
+
+GEMMA_DRAFTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM")
+"""Drafts for which SGLang makes FROZEN_KV_MTP of EAGLE and NEXTN."""
 
 
 @check(
@@ -28,6 +34,9 @@ def acceptance(facts: Facts) -> Iterator[Finding]:
     if log.simulated is not None:
         text = f"SGLANG_SIMULATE_ACC_LEN={log.simulated:g}: the acceptance in this log is invented by the server"
         yield error("log", text, actual=log.simulated, fix="unset SGLANG_SIMULATE_ACC_LEN", refuse=True)
+    elif log.renamed:
+        text = "SGL_SIMULATE_ACC_LEN is set: above 0 the acceptance in this log is invented by the server"
+        yield warning("log", text, fix="unset SGL_SIMULATE_ACC_LEN")
     if log.synthetic is not None:
         text = f"{log.synthetic}: the acceptance in this log is invented by the server"
         fix = "drop rejection_sample_method and synthetic_* from --speculative-config"
@@ -106,7 +115,7 @@ def in_force(facts: Facts) -> Iterator[Finding]:
     """The printed settings against the draft, and against the launch line when there is one."""
     log = read_log(str(facts.get("log") or ""))
     if log.off:
-        yield warning("log", "the log says that speculation is off", actual=None, algorithm=None)
+        yield from _off(facts, log)
     if log.algorithm is None:
         return
     ids = None if log.layer_ids is None else list(log.layer_ids)
@@ -118,9 +127,33 @@ def in_force(facts: Facts) -> Iterator[Finding]:
         yield from (finding for finding in launch_algorithm(derived) if finding.severity != "info")  # told above
         return
     asked = parse_args(facts["launch_args"]).value("speculative-algorithm")
-    if log.engine == "sglang" and asked and asked.upper() != log.algorithm.upper():
+    if log.engine == "sglang" and asked and not _same(facts, asked, log.algorithm):
         text = f"the launch line asks for {asked}, the log says {log.algorithm}"
         yield error("log", text, actual=log.algorithm, asked=asked, fix="restart the server, or read the right log")
+
+
+def _off(facts: Facts, log: ServerLog) -> Iterator[Finding]:
+    """Speculation is off: nothing to say where none was asked for, by a plain server or one that returns aux states."""
+    tell = warning
+    if facts.has("launch_args"):
+        launch = parse_args(facts["launch_args"])
+        path = launch.value("speculative-draft-model-path")
+        asked = path or launch.value("speculative-algorithm") or speculative_config(launch)
+        if not asked and not launch.complete():
+            tell = info  # whether some was asked for is out of sight
+        elif not asked or (launch.has("enable-return-aux-hidden-states") and not path):
+            return
+    elif log.capture:
+        return
+    yield tell("log", "the log says that speculation is off", actual=None, algorithm=None)
+
+
+def _same(facts: Facts, asked: str, printed: str) -> bool:
+    """Whether SGLang prints the second name when the first is asked for; what the text does not settle is."""
+    asked, printed = ALIAS.get(asked.upper(), asked.upper()), ALIAS.get(printed.upper(), printed.upper())
+    draft = draft_of(facts).architecture
+    promoted = asked == "EAGLE" and printed == "FROZEN_KV_MTP" and (draft is None or draft in GEMMA_DRAFTS)
+    return asked == printed or promoted or UNKNOWN.search(asked) is not None
 
 
 def _vllm_words(log: ServerLog) -> list[str]:

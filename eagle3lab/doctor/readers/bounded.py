@@ -108,6 +108,18 @@ def parse_yaml(text: str, name: str, loader: type[yaml.SafeLoader] = YamlLoader)
     return value
 
 
+def parse_yaml_documents(text: str, name: str) -> list[Any]:
+    """Every document of a YAML file (`---` between them) that is not empty; bounds as in `parse_yaml`."""
+    try:
+        found = list(yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except RecursionError as error:
+        raise ReadError(f"{name} is nested too deeply") from error
+    except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
+        raise ReadError(f"{name} is not YAML ({' '.join(str(error).split())[:160]})") from error
+    check_size(found, name)
+    return [document for document in found if document is not None]
+
+
 def check_size(value: Any, name: str) -> None:
     """Refuse a value of more than `NODE_LIMIT` nodes or `DEPTH_LIMIT` levels (alias bombs, self-references)."""
     stack, nodes = [(value, 0)], 0

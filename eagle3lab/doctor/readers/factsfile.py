@@ -9,6 +9,8 @@ import yaml
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
+from eagle3lab.doctor.readers.command import server
+from eagle3lab.doctor.readers.launch import remark
 from eagle3lab.doctor.run import existing
 
 
@@ -25,6 +27,12 @@ def read(value: str, facts: Facts) -> None:
         )
     for name, fact in parsed.items():
         facts.put(str(name), fact, str(path))
+    try:
+        if "launch_args" in parsed and facts.get("launch_args"):
+            remark(facts, server(facts["launch_args"]), str(path))
+    except ReadError as error:
+        facts.broken("launch line", error.what, fix="correct the launch line")
+        facts.values.pop("launch_args")
 
 
 def _parsed(text: str, name: str, *, json: bool) -> Any:

@@ -1,25 +1,25 @@
 """Launch lines of SGLang and vLLM in any spelling: one parser for `--launch`, launch files and `launch_args`.
 
 `--flag value`, `--flag=value`, repeated flags (the last one wins, as in argparse), abbreviated flags, vLLM's `-sc`,
-`-sc.key value` and `--spec-method`, shell scripts with variables and other commands around the server's, and YAML or
-JSON config files of the same flags. Only the text is read and nothing is executed: a variable is known when the text
-itself sets it.
+`-sc.key value` and `--spec-method`, shell scripts with variables and other commands around the server's, and files
+that hold them (readers/launch_files.py). Only the text is read and nothing is executed: a variable is known when the
+text itself sets it.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers import shell
-from eagle3lab.doctor.readers.bounded import ReadError, parse_json, parse_yaml, read_text
+from eagle3lab.doctor.readers.bounded import ReadError, read_text
+from eagle3lab.doctor.readers.command import Server, server
+from eagle3lab.doctor.readers.launch_files import listed, server_of
 from eagle3lab.doctor.run import existing
 
 ALIASES = {
@@ -70,11 +70,7 @@ KNOWN = (
     "config",
 )
 """Flags that some check reads; an unambiguous abbreviation of one of them is understood (argparse allows it)."""
-_ENV = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
-_SPECULATIVE = re.compile(r"--speculative|--spec[-_](method|model|tokens)\b|-sc(?=[.=]|$)")
-_MODEL = re.compile(r"--model")
-_LISTED = re.compile(r"\s*(?:CMD|ENTRYPOINT)?\s*(\[\s*\".*\])\s*", re.DOTALL)
-"""A launch line as a JSON list of words, as in a Dockerfile."""
+KNOWN_FLAGS = frozenset(KNOWN)
 _MORE = re.compile(r"\$[{(]?(\w*(ARG|OPT|FLAG|EXTRA|PARAM|SPEC)\w*|[@*]|\w+\[)", re.IGNORECASE)
 _SUFFIXES = {
     "context-length": {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30},
@@ -143,8 +139,8 @@ def canonical(flag: str) -> str:
 
 
 def parse_args(args: Any) -> Launch:
-    """Parse `launch_args`: a list of words, or one text."""
-    words = split_words(args) if isinstance(args, str) else [str(word) for word in args or []]
+    """Parse `launch_args`: a list of words, or one text; of a script or of `bash -c` the server's command."""
+    words = server(args).words
     flags: dict[str, list[str]] = {}
     spelt: dict[str, str] = {}
     times: dict[str, int] = {}
@@ -164,42 +160,6 @@ def parse_args(args: Any) -> Launch:
         else:
             loose.append(word)
     return Launch(flags, spelt, times, tuple(loose))
-
-
-def split_words(text: str) -> list[str]:
-    """Words of the server's command in a shell text, the assignments before it first."""
-    return _server(text)[0]
-
-
-def _server(text: str) -> tuple[list[str], int]:
-    """(words of the server's command with the assignments before it, how many other servers the text starts).
-
-    The server is the last command with speculative and model flags, else with either, else the whole text.
-    """
-    try:
-        found = shell.commands(text)
-        for line in list(found):
-            for option, word in itertools.pairwise(line):
-                if re.fullmatch(r"-\w*c", option):  # bash -lc "python3 -m sglang.launch_server ..."
-                    found += shell.commands(word)
-    except shell.TooLong as error:
-        raise ReadError(f"the launch line comes to {error}, variables put in", rule="a launch line is short") from error
-    except ValueError as error:
-        raise ReadError(f"the launch line has an open quote ({error})", rule="quotes come in pairs") from error
-    for flags in ((_SPECULATIVE, _MODEL), (_SPECULATIVE,), (_MODEL,)):
-        servers = [n for n, line in enumerate(found) if all(any(map(flag.match, line)) for flag in flags)]
-        if servers:
-            before = [word for line in found[: servers[-1]] for word in _settings(line)]
-            unset = {name for line in found[: servers[-1]] if line[0] == "unset" for name in line[1:]}
-            kept = [word for word in before if word.partition("=")[0] not in unset]
-            return kept + found[servers[-1]], len(servers) - 1
-    return [word for line in found for word in line], 0
-
-
-def _settings(line: list[str]) -> list[str]:
-    """The assignments of a command that is nothing but assignments, or `export` of them."""
-    words = line[1:] if line[0] == "export" else line
-    return words if all(_ENV.match(word) for word in words) else []
 
 
 def engine_of(args: Any) -> str:
@@ -248,142 +208,47 @@ def _typed(text: str) -> Any:
 
 
 def read(value: str, facts: Facts) -> None:
-    """`--launch`: a launch line, or the path of a shell script or of a YAML or JSON file with the flags."""
-    path = Path(value)
-    is_path = "\n" not in value and " " not in value.strip() and not value.startswith("-")
-    is_path = is_path and not _LISTED.fullmatch(value)
+    """`--launch`: a launch line, or the path of a script, a Dockerfile, a unit or a YAML or JSON file that holds it."""
+    is_path = "\n" not in value and " " not in value.strip() and not value.startswith("-") and not listed(value)
+    source, suffix = "--launch", ""
     try:
         if is_path:
             path = existing(value, "--launch")
-            text, source = read_text(path), str(path)
+            text, source, suffix = read_text(path), str(path), path.suffix.lower()
         else:
-            text, source = value, "--launch"
-        if is_path and path.suffix.lower() in (".yaml", ".yml", ".json"):
-            parsed = parse_json(text, source).value if path.suffix.lower() == ".json" else parse_yaml(text, source)
-            args, env = _from_config(parsed, source)
-        elif listed := _LISTED.fullmatch(text):
-            args, env = _from_config(parse_json(listed[1], source).value, source)
-        else:
-            words, others = _server(text)
-            args, env = _from_command(words)
-            if others:
-                facts.could_not(f"{others} more launch lines in {source}", "one server is checked, the last one",
-                                fix="give each launch line by itself")  # fmt: skip
+            text = value
+        found = server_of(text, source, suffix)
     except ReadError as error:
         facts.broken("launch line", error.what, fix="correct the launch line")
         return
-    if not any(word.startswith("-") for word in args):
+    flags = any(word.startswith("-") for word in found.words)
+    if not flags and not is_path:
         raise UsageError(f"no flags in {source}", rule="a launch line has --flags", fix="paste the whole command")
-    facts.put("launch_args", args, source)
-    if unknown := sorted({word for word in args if shell.UNKNOWN.search(word)}):
+    if not found.found and not (flags and KNOWN_FLAGS & parse_args(found.words).flags.keys()):
+        facts.could_not(source, "no server command found", fix="paste the server's command as it is run")
+        return
+    facts.put("launch_args", found.words, source)
+    remark(facts, found, source)
+    env = {name: one for name, one in {**facts.mapping("env"), **found.env}.items() if one is not None}
+    if env or facts.has("env"):
+        facts.put("env", env, source)
+
+
+def remark(facts: Facts, found: Server, source: str) -> None:
+    """Say what of a launch line is not judged: other servers, words that the text does not settle, its config file."""
+    if found.others:
+        facts.could_not(f"{found.others} more launch lines in {source}", "one server is checked, the last one",
+                        fix="give each launch line by itself")  # fmt: skip
+    if unknown := sorted({word for word in found.words if shell.UNKNOWN.search(word)}):
         facts.could_not(f"{', '.join(unknown)[:120]} in {source}", "nothing in the text says what it stands for",
                         fix="paste the command as it is run: set -x prints it")  # fmt: skip
-    named = parse_args(args).value("config")
+    named = parse_args(found.words).value("config")
     if named:
         facts.could_not(f"the flags in {named[:120]}", "a launch line is read, not the files that it names",
                         fix=f"eagle3lab doctor --launch {named[:120]}")  # fmt: skip
-    if env:
-        facts.put("env", {**facts.mapping("env"), **env}, source)
 
 
-def _from_config(parsed: Any, source: str) -> tuple[list[str], dict[str, str]]:
-    """Flags of a config file: `{flag: value}` (true is a switch, false leaves it out), or a list of words.
-
-    A container's `command` and `args` (compose, Kubernetes) are found wherever they stand in the file.
-    """
-    if isinstance(parsed, list) and all(isinstance(word, (str, int, float)) for word in parsed):
-        return [str(word) for word in parsed], {}
-    if (inner := _container(parsed)) is not None:
-        return inner
-    if not isinstance(parsed, dict):
-        raise ReadError(f"{source} holds a {type(parsed).__name__}", rule="flags and values")
-    words: list[str] = []
-    for key, value in parsed.items():
-        if value is None or value is False:
-            continue
-        words.append("--" + str(key).lstrip("-"))
-        if value is not True:
-            items = value if isinstance(value, list) else [value]
-            words += [json.dumps(item) if isinstance(item, dict) else str(item) for item in items]
-    return words, {}
-
-
-def _container(parsed: Any) -> tuple[list[str], dict[str, str]] | None:
-    """(words, variables) of the first container whose command or args hold a flag of a model server; None without."""
-    stack = [parsed]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            words: list[str] = []
-            for key in ("entrypoint", "command", "args"):
-                value = item.get(key)
-                words += split_words(value) if isinstance(value, str) else []
-                for word in value if isinstance(value, list) else ():
-                    script = isinstance(word, str) and words and re.fullmatch(r"-\w*c", words[-1])
-                    words += split_words(word) if script else [str(word)]
-            if any(_MODEL.match(word) or _SPECULATIVE.match(word) for word in words):
-                return words, _variables(item.get("environment", item.get("env")))
-            stack.extend(reversed(list(item.values())))
-        elif isinstance(item, list):
-            stack.extend(reversed(item))
-    return None
-
-
-def _variables(given: Any) -> dict[str, str]:
-    """`{A: b}`, `["A=b"]` or `[{name: A, value: b}]` as a mapping."""
-    if isinstance(given, dict):
-        return {str(name): str(value) for name, value in given.items()}
-    found: dict[str, str] = {}
-    for item in given if isinstance(given, list) else []:
-        if isinstance(item, dict) and "name" in item:
-            found[str(item["name"])] = str(item.get("value", ""))
-        elif isinstance(item, str) and "=" in item:
-            name, _, value = item.partition("=")
-            found[name] = value
-    return found
-
-
-def _from_command(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The command that holds a speculative or model flag, and the variables set in front of it or exported before."""
-    env: dict[str, str] = {}
-    kept: list[str] = []
-    for word in words:
-        if not kept and word == "export":
-            continue
-        if _ENV.match(word) and not any(w.startswith("--") for w in kept):
-            name, _, text = word.partition("=")
-            env[name] = text
-        else:
-            kept.append(word)
-    return kept, env
-
-
-def read_env(value: str, facts: Facts) -> None:
-    """`--env FILE`: `NAME=value` lines (`env > FILE`, `.env`, `export NAME=value`) or a YAML or JSON mapping."""
-    path = existing(value, "--env")
-    try:
-        text = read_text(path)
-        parsed = (
-            parse_env(text) if path.suffix.lower() not in (".yaml", ".yml", ".json") else parse_yaml(text, str(path))
-        )
-        if not isinstance(parsed, dict):
-            raise ReadError(f"{path} holds a {type(parsed).__name__}", rule="NAME=value lines")
-    except ReadError as error:
-        facts.broken(str(path), error.what, fix=f"env > {path}")
-        return
-    if not parsed:
-        facts.could_not(str(path), "it holds no NAME=value line", fix=f"env > {path}")
-    facts.put("env", {str(name): item for name, item in parsed.items()}, str(path))
-
-
-def parse_env(text: str) -> dict[str, str]:
-    """`NAME=value` lines as a mapping; quotes around a value and `export` are dropped, other lines are left out."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        line = line.strip().removeprefix("export ").strip()
-        if _ENV.match(line):
-            name, _, item = line.partition("=")
-            if item.lstrip()[:1] not in ("'", '"'):
-                item = re.sub(r"\s#.*", "", item)  # a comment, as dotenv files have it
-            found[name] = item.strip().strip("'\"")
-    return found
+def environment(facts: Facts) -> dict[str, Any]:
+    """Variables that the server sees: those given, and over them the ones that the launch line sets or takes away."""
+    env = {**facts.mapping("env"), **server(facts.get("launch_args")).env}
+    return {name: value for name, value in env.items() if value is not None}
