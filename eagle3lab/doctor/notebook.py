@@ -1,4 +1,4 @@
-"""A notebook as plain facts: cells, tags, parameters, limits, what ran. No findings in here, and nothing is executed.
+"""A notebook as plain facts: cells, tags, limits, what ran. No findings in here, and nothing is executed.
 
 Two spellings are read: nbformat 4 (`{"cells": [{"cell_type", "source", "metadata": {"tags": [...]}}]}`) and the short
 one of case files (`{"cells": [{"source", "tags"}]}`). Anything of the wrong type reads as absent.
@@ -7,12 +7,14 @@ one of case files (`{"cells": [{"source", "tags"}]}`). Anything of the wrong typ
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from eagle3lab.doctor.views import mapping, real
+from eagle3lab.doctor.views import mapping, real, whole
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
@@ -22,19 +24,33 @@ _SHELL_SLEEP = re.compile(r"\s*sleep((?:\s+\d+(?:\.\d*)?[smhd]?)+)\s*(?:#.*)?$")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _LINE_MAGIC = re.compile(r"^(\s*)([%!?])(.*)$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"\s*%%(\S*)")
+SETTING_MAGICS = {"run", "store", "reset", "pylab", "rerun", "recall"}
+"""Line magics that may set any name."""
+_FORMATTING = {"str", "repr", "format", "type", "len", "round", "int", "float", "bool", "list", "tuple", "sorted"}
+_STARTED = ("iopub.execute_input", "iopub.status.busy")
+_ENDED = ("shell.execute_reply", "iopub.status.idle")
+_TIMED = re.compile(r"(?:-[a-z]+(?:[ \t]+\d+|\d+)?[ \t]+)*")
+"""Options of %time and %timeit, in front of the statement."""
 _STILL_PYTHON = {"time", "timeit", "capture", "prun"}
 """Cell magics that run what is under them as Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell. number: 1-based among all cells of its kind; ran: None when the notebook does not tell."""
+    """One cell.
+
+    Fields:
+        number: 1-based among all cells of its kind.
+        ran: whether it has an execution count, None when the notebook does not tell. count: that count.
+        seconds: how long it took, None when no runner noted it.
+    """
 
     number: int
     code: bool
     source: str
     tags: tuple[str, ...]
     ran: bool | None
+    count: int | None
     outputs: tuple[Mapping[str, Any], ...]
     seconds: float | None
 
@@ -48,20 +64,10 @@ class Cell:
         """Whether a runner passes it by: tagged skip-execution."""
         return "skip-execution" in self.tags
 
-
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One assignment of the parameters cell.
-
-    Fields:
-        kind: its type hint, else the type of its default, None when neither tells. hinted: it is the hint.
-        needs: names that its value reads.
-    """
-
-    name: str
-    kind: str | None
-    needs: tuple[str, ...]
-    hinted: bool = False
+    @property
+    def failure(self) -> Mapping[str, Any] | None:
+        """Its first error output, None when it has none."""
+        return next((output for output in self.outputs if output.get("output_type") == "error"), None)
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,17 @@ class Notebook:
 
     @property
     def executed(self) -> bool:
-        """Whether this is an executed copy: some code cell has an execution count, or a runner left its mark."""
-        return any(cell.ran for cell in self.code) or bool(mapping(self.metadata.get("papermill")))
+        """Whether this is an executed copy: a code cell has a count or an error, or a runner left its mark.
+
+        Counts are often stripped before a notebook is committed, and its outputs are not.
+        """
+        marked = bool(mapping(self.metadata.get("papermill")))
+        return marked or any(cell.ran or cell.failure is not None for cell in self.code)
+
+    @property
+    def injected(self) -> Mapping[str, Any]:
+        """Parameters that papermill noted in its copy; {} in any other notebook."""
+        return mapping(mapping(self.metadata.get("papermill")).get("parameters"))
 
     def tagged(self, tag: str) -> list[Cell]:
         """Code cells with this tag."""
@@ -139,13 +154,33 @@ def _cell(cell: Mapping[str, Any], code: bool, number: int) -> Cell:
         source=text[:SOURCE_LIMIT] if isinstance(text, str) else "",
         tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
         ran=ran,
+        count=whole(cell.get("execution_count")),
         outputs=tuple(mapping(output) for output in outputs) if isinstance(outputs, list) else (),
-        seconds=real(mapping(metadata.get("papermill")).get("duration")),
+        seconds=_duration(metadata),
     )
 
 
+def _duration(metadata: Mapping[str, Any]) -> float | None:
+    """Seconds as papermill notes them, else between the kernel's messages that nbclient and JupyterLab keep."""
+    noted = real(mapping(metadata.get("papermill")).get("duration"))
+    if noted is not None:
+        return noted
+    times = mapping(metadata.get("execution"))
+    start = next((times[key] for key in _STARTED if isinstance(times.get(key), str)), "")
+    end = next((times[key] for key in _ENDED if isinstance(times.get(key), str)), "")
+    try:
+        seconds = (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()
+    except (ValueError, TypeError, OverflowError):  # no time, or one with a zone and one without
+        return None
+    return seconds if seconds >= 0 else None
+
+
+@functools.lru_cache(maxsize=64)
 def parse(source: str) -> ast.Module | None:
-    """Syntax tree of a cell, line magics as the `get_ipython()` calls that they are; None when it is no Python."""
+    """Syntax tree of a cell, not to be changed; None when it is no Python.
+
+    Line magics are the `get_ipython()` calls that they stand for.
+    """
     cell_magic = _CELL_MAGIC.match(source)
     if cell_magic:
         if cell_magic[1] not in _STILL_PYTHON:
@@ -164,110 +199,44 @@ def _call(line: re.Match[str]) -> str:
     indent, sign, text = line.groups()
     if sign == "!":
         return f"{indent}get_ipython().system({text!r})"
+    if sign == "?":
+        return f"{indent}pass"
     name, _, rest = text.partition(" ")
-    return f"{indent}get_ipython().run_line_magic({name!r}, {rest!r})" if sign == "%" else f"{indent}pass"
+    if name in ("time", "timeit"):
+        statement = _TIMED.sub("", rest.strip(), count=1)
+        # %timeit keeps what it sets to itself
+        if _parses(statement, "eval") or (name == "time" and _parses(statement, "exec")):
+            return indent + statement
+    return f"{indent}get_ipython().run_line_magic({name!r}, {rest!r})"
 
 
-def parameters_of(cell: Cell) -> list[Parameter]:
-    """Assignments of a parameters cell, in order."""
-    tree = parse(cell.source)
-    found: list[Parameter] = []
-    for statement in tree.body if tree else []:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            kind = ast.unparse(statement.annotation)
-            found.append(Parameter(statement.target.id, kind, _names(statement.value), hinted=True))
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                for name in _targets(target):
-                    found.append(Parameter(name, _kind(statement.value), _names(statement.value)))
-    return found
+def _parses(text: str, mode: str) -> bool:
+    try:
+        compile(text, "<line>", mode, ast.PyCF_ONLY_AST)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return bool(text)
 
 
-def _targets(target: ast.expr) -> Iterator[str]:
-    if isinstance(target, ast.Name):
-        yield target.id
-    elif isinstance(target, (ast.Tuple, ast.List)):
-        for item in target.elts:
-            yield from _targets(item)
-
-
-def _names(node: ast.AST | None) -> tuple[str, ...]:
+def names_of(node: ast.AST | None) -> tuple[str, ...]:
+    """Names that stand anywhere in a part, in order, each once."""
     if node is None:
         return ()
     return tuple(dict.fromkeys(item.id for item in ast.walk(node) if isinstance(item, ast.Name)))
 
 
-def _kind(node: ast.expr | None) -> str | None:
-    """Type name of a literal default; None for None and for anything computed."""
-    try:
-        value = ast.literal_eval(node) if node is not None else None
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return None
-    return None if value is None else type(value).__name__
-
-
-SETTING_MAGICS = {"run", "store", "reset", "pylab", "rerun", "recall"}
-"""Line magics that may set any name."""
-_READS_ANY = {"globals", "locals", "vars", "exec", "eval", "get_ipython"}
-_NOT_AS_WRITTEN = {"injected-parameters", "skip-execution"}
-
-
-def set_again(notebook: Notebook, name: str) -> tuple[Cell, str, ast.expr] | None:
-    """(cell, line, value) where a cell behind the parameters cell sets a parameter that nothing has used before.
-
-    To print it is no use. Only what is certain counts: assignments and loops at top level whose value does not read the
-    parameter; a magic that names it or may set it, a cell that is no Python, and what may read every name (`globals()`)
-    end the search.
-    """
-    tagged = notebook.tagged("parameters")
-    for cell in notebook.code if tagged else ():
-        if cell.number <= tagged[0].number or _NOT_AS_WRITTEN & set(cell.tags):
-            continue
-        tree, lines = parse(cell.source), cell.source.splitlines()
-        if tree is None:
-            return None
-        for statement in tree.body:
-            if (magic := _magic(statement)) is not None:
-                if name in magic or SETTING_MAGICS & set(magic.split()[:1]):
-                    return None
-                continue
-            words = set(_names(statement))
-            if words & _READS_ANY:
-                return None
-            names, value = _assigned(statement)
-            if name in names and value is not None:
-                line = "".join(lines[statement.lineno - 1 : statement.lineno]).strip()
-                return None if name in _names(value) else (cell, line, value)
-            if name in words and not shows(statement):
-                return None
-    return None
-
-
-def _magic(statement: ast.stmt) -> str | None:
-    """Name and text of a line magic or of a shell command, None for any other statement."""
-    call = statement.value if isinstance(statement, ast.Expr) else None
-    if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("get_ipython()."):
-        return " ".join(str(part.value) for part in call.args if isinstance(part, ast.Constant))
-    return None
-
-
-def _assigned(statement: ast.stmt) -> tuple[list[str], ast.expr | None]:
-    """Names that an assignment or a loop sets for certain, and what they are set to."""
-    if isinstance(statement, ast.Assign):
-        return [name for target in statement.targets for name in _targets(target)], statement.value
-    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-        return [statement.target.id], statement.value
-    if isinstance(statement, ast.For):
-        return list(_targets(statement.target)), statement.iter
-    return [], None
-
-
 def shows(statement: ast.stmt) -> bool:
-    """Whether a statement only prints or displays."""
+    """Whether a statement only prints or displays; what else it calls may do more with a value."""
     value = statement.value if isinstance(statement, ast.Expr) else None
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        return value.func.id in ("print", "display")
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("print", "display"):
+        return all(_formats(item.func) for item in ast.walk(value) if isinstance(item, ast.Call) and item is not value)
     return isinstance(value, ast.Name)
+
+
+def _formats(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute):
+        return isinstance(function.value, (ast.Constant, ast.JoinedStr))
+    return isinstance(function, ast.Name) and function.id in _FORMATTING
 
 
 def shell_seconds(text: str) -> float:
@@ -286,12 +255,14 @@ def shell_seconds(text: str) -> float:
 
 def reached(node: ast.AST) -> Iterator[ast.AST]:
     """Parts that act on the names of the notebook: not the inside of a function, nor what a comprehension sets."""
-    yield node
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-        return
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(node, ast.comprehension) and child is node.target):
-            yield from reached(child)
+    waiting = [node]
+    while waiting:
+        item = waiting.pop()
+        yield item
+        if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            continue
+        own = item.target if isinstance(item, ast.comprehension) else None
+        waiting += [child for child in reversed(list(ast.iter_child_nodes(item))) if child is not own]
 
 
 def imports_of(node: ast.Import | ast.ImportFrom) -> list[tuple[str, str]]:

@@ -141,6 +141,116 @@ def test_a_cell_that_may_be_short(cells: list[str | dict[str, Any]]) -> None:
     assert not limits(*cells, limit_s=60, **facts)
 
 
+JOB = """import time
+class Job:
+    def __init__(self, s):
+        self.s = s
+    def run(self):
+        time.sleep(self.s)
+"""
+EVENT = "import threading\nevent = threading.Event()\n"
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["import time\ndef main():\n    time.sleep(60)\nmain()"],
+        ["import time\ndef wait(s):\n    time.sleep(s)", "wait(60)"],
+        ["import time\nPAUSE = 60\ndef wait(s=PAUSE):\n    time.sleep(s)", "PAUSE = 1\nwait()"],
+        ["import time\ndef main():\n    time.sleep(60)\nif __name__ == '__main__': main()"],
+        ["import time\ndef main():\n    time.sleep(60)\ntry:\n    main()\nexcept KeyboardInterrupt:\n    pass"],
+        ["import time\ndef f(n):\n    if n == 0: return\n    time.sleep(3)\n    f(n - 1)\nf(3)"],
+        ["import time\ndef main():\n def inner(s):\n  time.sleep(s * k)\n k = 10\n inner(6)\nprint(main())"],
+        ["import time\ndef f(a): return a * 3\nx = f(5) + 2\ntime.sleep(x)"],
+        ["import time\nwait = lambda s: time.sleep(s)\nwait(30)"],
+        ["import asyncio\nasync def main():\n    await asyncio.sleep(30)\nawait main()"],
+        ["import time\ndef step(): time.sleep(1)\nfor x in load():\n    if x: break\nfor i in range(500): step()"],
+        ["import time\nclass Job:\n    def run(self):\n        time.sleep(60)\nJob().run()"],
+        [JOB + "job = Job(60)", "job.run()"],
+        [JOB + "class Two(Job): pass\nTwo(60).run()"],
+        ["import time\nclass Job:\n    @staticmethod\n    def run(s):\n        time.sleep(s)\nJob.run(60)"],
+        ["import time\n[time.sleep(5) for _ in range(4)]"],
+        ["import time\nlist(time.sleep(5) for _ in range(4))"],
+        ["import time\nt0 = time.time()\nwhile time.time() - t0 < 100: pass"],
+        ["import time\nend = time.monotonic() + 100\nwhile time.monotonic() < end:\n    time.sleep(0.1)"],
+        ["import threading\nthreading.Event().wait(30)"],
+        [EVENT + "event.wait(timeout=30)"],
+        ["import time\n%time time.sleep(30)"],
+        ["import time\n%timeit -n 1 -r 1 time.sleep(30)"],
+    ],
+)
+def test_a_cell_that_waits_in_what_it_calls(cells: list[str]) -> None:
+    assert limits(*cells, limit_s=8) == [("error", 8)]
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["import time\ndef main():\n    if quick(): return\n    time.sleep(60)\nmain()"],
+        ["import time\ndef main():\n    for x in range(9):\n        if quick(): return\n    time.sleep(60)\nmain()"],
+        ["import time\ndef wait(s=60):\n    time.sleep(s)\nwait(1)\nwait(unknown)"],
+        ["import time\ndef steps():\n    time.sleep(60)\n    yield 1\nsteps()"],
+        ["import time\nasync def main():\n    time.sleep(60)\ntask = main()"],
+        ["import time\n@skip\ndef main():\n    time.sleep(60)\nmain()"],
+        ["import threading, time\ndef main():\n    time.sleep(60)\nthreading.Thread(target=main).start()"],
+        ["import time\ndef main():\n    time.sleep(60)", "from fast import main\nmain()"],
+        ["import time\ns = 60\ndef main():\n    s = f()\n    time.sleep(s)\nmain()"],
+        ["import time\ns = 60\ndef short():\n    global s\n    s = 1\nshort()\ntime.sleep(s)"],
+        ["import time\ns = 60\ndef short():\n    global s\n    s = 1\nif x: short()\ntime.sleep(s)"],
+        ["import time\nwaits = [60]\ndef clear(): waits.clear()\nclear()\nfor s in waits: time.sleep(s)"],
+        ["import time\ndef main():\n    load()\n    time.sleep(60)\ntry:\n    main()\nexcept OSError:\n    pass"],
+        ["import time\nt0 = time.time()", "train()\nwhile time.time() - t0 < 100: pass"],
+        ["import time\nt0 = time.time()\nwhile time.time() - t0 < 100:\n    if ready(): break"],
+        ["import time\nt0 = time.time()\nwhile time.time() - t0 < 100:\n    t0 -= 9"],
+        ["import time\nt0 = time.time()\nwhile time.time() - t0 < 1: pass"],
+        [EVENT + "threading.Timer(1, lambda: event.set()).start()\nevent.wait(30)"],
+        ["import time\n(time.sleep(5) for _ in range(4))"],
+        ["import time\n[time.sleep(5) for _ in range(4) if ok()]"],
+        ["import time\nquick() or time.sleep(30)\ntime.sleep(30) if slow() else None"],
+        [JOB + "job, two = Job(60), Job(1)\ntwo.run()"],
+        [JOB + "job = Job(60)\njob.s = 1\njob.run()"],
+        [JOB + "job = Job(60)\njob.run = print\njob.run()"],
+        ["raise SystemExit('no processor')", "import time\ntime.sleep(60)"],
+        ["f = lambda: " + "+".join(["f()"] * 99), "f()"],
+        ["%time train()\n%timeit x = 1"],
+    ],
+)
+def test_a_cell_that_may_not_wait_in_what_it_calls(cells: list[str]) -> None:
+    assert not limits(*cells, limit_s=8)
+
+
+def timed(start: Any, end: Any, **more: Any) -> dict[str, Any]:
+    times = {"iopub.execute_input": start, "shell.execute_reply": end}
+    return {"source": "x = 1", "metadata": {"execution": times, **more}}
+
+
+def test_the_times_that_nbclient_notes() -> None:
+    assert limits(timed("2026-01-01T00:00:00.5Z", "2026-01-01T00:01:40.5Z"), limit_s=10) == [("error", 10)]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        timed("2026-01-01T00:00:00Z", "2026-01-01T00:00:09Z"),
+        timed("2026-01-01T00:00:00", "2026-01-01T00:09:00Z"),
+        timed("2026-01-01T00:09:00Z", "2026-01-01T00:00:00Z"),
+        timed("2026-01-01T00:00:00Z", "2026-01-01T00:09:00Z", papermill={"duration": 2.0}),
+        timed(3, "soon"),
+    ],
+)
+def test_times_within_the_limit_or_no_times(cell: dict[str, Any]) -> None:
+    assert not limits(cell, limit_s=10)
+
+
+@pytest.mark.parametrize("runner", ["nbconvert", "jupyter nbconvert --execute", "nbclient 0.11", "jupyter-execute"])
+def test_only_nbmake_reads_the_metadata(runner: str) -> None:
+    found = told("notebook-limits", FIVE, execution={"timeout": 60, "allow_errors": True}, limit_s=1, runner=runner)
+    assert [f.severity for f in found] == ["error", "info", "info"]
+    assert found[0].evidence["timed_out_cell"] == 1 and "does not read execution.timeout" in found[2].message
+    assert limits("x = 1", execution={"timeout": 60}, runner=runner) == [("info", None)]
+    assert limits(FIVE, execution={"timeout": 60}, limit_s=1, runner="nbval") == [("error", 1)]
+
+
 def test_a_runner_that_injects_nothing_keeps_the_default() -> None:
     cells = (tagged("wait = 600"), "import time\ntime.sleep(wait)")
     assert ("error", 60) in limits(*cells, limit_s=60, parameters={"wait": 10}, runner="nbmake")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from eagle3lab.doctor.checks.notebooks import each, named
@@ -16,7 +17,7 @@ from eagle3lab.doctor.views import mapping
     code="notebook-ran",
     title="cells that never ran or that failed",
     reads=("notebook|notebooks",),
-    rule="in an executed notebook every code cell has an execution count and none has an error",
+    rule="in an executed notebook every code cell has an execution count, in order, and none has an error",
     fix="run the notebook again; a killed kernel is most often out of memory",
     symptom="a killed kernel leaves a notebook whose cells are all marked completed",
 )
@@ -31,16 +32,23 @@ def ran(facts: Facts) -> Iterator[Finding]:
 def _ran(notebook: Notebook) -> Iterator[Finding]:
     count = len(notebook.code)
     for cell in notebook.code:
-        failure = next((output for output in cell.outputs if output.get("output_type") == "error"), None)
+        failure = cell.failure
         if failure is not None and "raises-exception" not in cell.tags:
             what = f"{str(failure.get('ename'))[:60]}: {' '.join(str(failure.get('evalue')).split())[:160]}"
             text = f"cell {cell.number} of {count} failed with {what}"
             yield error("cell", text, actual=what, failing_cell=cell.number, of=count, status="error")
             return
-    missing = [cell.number for cell in notebook.code if cell.ran is False and not cell.empty and not cell.skipped]
-    if missing:
+    expected = [cell for cell in notebook.code if not cell.empty and not cell.skipped]
+    stripped = not any(cell.ran for cell in expected) and any(cell.outputs for cell in expected)
+    missing = [cell.number for cell in expected if cell.ran is False]
+    if missing and not stripped:
         text = f"cell {missing[0]} of {count} never ran, {len(missing)} in all: the kernel died or was stopped"
         yield error("cell", text, actual=len(missing), cells=missing[:100], of=count, status="dead")
+        return
+    counts = [cell.count for cell in expected if cell.count is not None]
+    if any(later < earlier for earlier, later in itertools.pairwise(counts)):
+        text = f"the cells ran out of order: {', '.join(map(str, counts[:20]))}"
+        yield warning("cell", text, actual=counts[:100], of=count, fix="restart the kernel and run all cells")
 
 
 @check(

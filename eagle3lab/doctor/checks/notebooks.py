@@ -14,7 +14,9 @@ from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.notebook import Notebook, Parameter, notebook_of, parameters_of, set_again
+from eagle3lab.doctor.notebook import Notebook, names_of, notebook_of, parse
+from eagle3lab.doctor.notebook_fate import Fate, fate_of
+from eagle3lab.doctor.notebook_parameters import Parameter, parameters_of
 from eagle3lab.doctor.notebook_values import printed, seconds_of
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import mapping, real
@@ -50,10 +52,16 @@ def named(name: str, finding: Finding) -> Finding:
 )
 def parameters(facts: Facts) -> Iterator[Finding]:
     """What the runner was given against what the notebook declares."""
-    given = mapping(facts.get("parameters"))
     for name, notebook in each(facts):
-        for finding in _parameters(notebook, given):
-            yield named(name, finding)
+        for finding in _parameters(notebook, _given(facts, notebook)):
+            # of a copy that was executed only what is wrong is told: nobody asked what takes effect
+            if finding.severity != "info" or facts.has("parameters"):
+                yield named(name, finding)
+
+
+def _given(facts: Facts, notebook: Notebook) -> Mapping[str, Any]:
+    """What a runner was told, else what papermill noted in the copy that it executed."""
+    return mapping(facts["parameters"]) if facts.has("parameters") else notebook.injected
 
 
 def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Finding]:
@@ -64,20 +72,51 @@ def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Findin
                     fix="tag one cell only: a runner takes the first")  # fmt: skip
     would = {"wanted_output": "\n".join(printed(notebook, given))} if given else {}
     if not tagged:
-        if given:
-            text = f"no cell is tagged parameters: {', '.join(map(str, given))} is injected and then overwritten"
-            yield error("parameters", text, actual=None, given=list(map(str, given)), **would)
+        yield from _untagged(notebook, given, would)
         return
     declared = {p.name: p for cell in tagged[:1] for p in parameters_of(cell)}
+    fates = {name: fate_of(notebook, name) for name in declared if name in given or not given}
     findings = [_unknown(str(key), declared) for key in given if key not in declared]
     findings += [wrong for key, value in given.items() if key in declared and (wrong := _type(declared[key], value))]
     findings += [_derived(p, derived) for p in declared.values() if (derived := _stale(p, declared, given))]
-    findings += [again for name in declared if (again := _overwritten(notebook, name, given))]
+    findings += [again for name, fate in fates.items() if (again := _overwritten(name, fate, given))]
     for finding in findings:
         yield dataclasses.replace(finding, evidence={**finding.evidence, **would})
     if given and not findings:
-        said = ", ".join(map(str, given))
-        yield info("parameters", f"{said} take effect" if len(given) > 1 else f"{said} takes effect", **would)
+        yield from _effective(given, fates, would)
+
+
+def _effective(given: Mapping[str, Any], fates: Mapping[str, Fate], would: Mapping[str, Any]) -> Iterator[Finding]:
+    """Which of the given values take effect, and of which that is not certain."""
+    open_ = [str(name) for name in given if fates[name].kind == "may"]
+    for name in open_:
+        fate = fates[name]
+        text = f"cell {fate.cell} may set {name} again ({fate.line[:60]}): whether the given value takes effect is open"
+        yield info(name, text, actual=fate.line[:60], cell=fate.cell, **would)
+    sure = [str(name) for name in given if name not in open_]
+    if sure:
+        yield info("parameters", f"{', '.join(sure)} {'take' if len(sure) > 1 else 'takes'} effect", **would)
+
+
+def _untagged(notebook: Notebook, given: Mapping[str, Any], would: Mapping[str, Any]) -> Iterator[Finding]:
+    """A runner injects at the top: what the notebook assigns itself wins, what it only reads takes effect."""
+    names = list(map(str, given))
+    lost = [name for name in names if fate_of(notebook, name).kind == "set" or not _named(notebook, name)]
+    rest = [name for name in names if name not in lost]
+    if lost:
+        unread = any(fate_of(notebook, name).kind != "set" for name in lost)
+        what = "and overwritten or never read" if unread else "and then overwritten"
+        text = f"no cell is tagged parameters: {', '.join(lost)} is injected at the top {what}"
+        yield error("parameters", text, actual=None, given=names, lost=lost, **would)
+    elif rest:
+        text = f"no cell is tagged parameters: {', '.join(rest)} is injected at the top"
+        yield warning("parameters", text, actual=None, given=names, **would)
+
+
+def _named(notebook: Notebook, name: str) -> bool:
+    """Whether a cell beside the injected one names it, or can not be read."""
+    trees = [parse(cell.source) for cell in notebook.code if "injected-parameters" not in cell.tags]
+    return any(tree is None or name in names_of(tree) for tree in trees)
 
 
 def _stale(parameter: Parameter, declared: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[str]:
@@ -92,20 +131,19 @@ def _stale(parameter: Parameter, declared: Mapping[str, Parameter], given: Mappi
     return [] if parameter.name in given else below
 
 
-def _overwritten(notebook: Notebook, name: str, given: Mapping[str, Any]) -> Finding | None:
+def _overwritten(name: str, fate: Fate, given: Mapping[str, Any]) -> Finding | None:
     """A parameter that a later cell sets before anything uses it: an error when it is given, a trap when none is."""
-    found = set_again(notebook, name) if name in given or not given else None
-    if found is None:
+    if fate.kind != "set":
         return None
-    cell, line, value = found
     try:
-        if name in given and ast.literal_eval(value) == given[name]:
+        if name in given and fate.value is not None and ast.literal_eval(fate.value) == given[name]:
             return None
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         pass  # computed: it is not known to be the same
     told, said = (error, "the given value is") if name in given else (warning, "a given value would be")
-    text = f"cell {cell.number} sets {name} again ({line[:60]}): {said} overwritten"
-    return told(name, text, actual=line[:60], fix="take that line out, or give it another name", cell=cell.number)
+    text = f"cell {fate.cell} sets {name} again ({fate.line[:60]}): {said} overwritten"
+    fix = "take that line out, or give it another name"
+    return told(name, text, actual=fate.line[:60], fix=fix, cell=fate.cell)
 
 
 def _before(name: str, declared: Mapping[str, Parameter]) -> dict[str, Parameter]:
@@ -221,8 +259,16 @@ def kernel(facts: Facts) -> Iterator[Finding]:
             yield named(name, warning("kernelspec", text, actual=notebook.kernel[:80]))
 
 
-DEFAULT_LIMIT = {"nbmake": 300.0, "papermill": None}
-"""Seconds a cell that a runner allows when nothing is said; None is no limit."""
+DEFAULT_LIMIT = {
+    "nbmake": 300.0,
+    "papermill": None,
+    "nbconvert": None,
+    "jupyter execute": None,
+    "nbclient": None,
+}
+"""Seconds a cell that a runner allows when nothing is said; None is no limit. The last: others are built on it."""
+_OTHERS = ("nbval", "testbook", "jupytext", "ploomber")
+"""Runners with limits of their own that are not known here."""
 
 
 @check(
@@ -236,10 +282,10 @@ DEFAULT_LIMIT = {"nbmake": 300.0, "papermill": None}
 )
 def limits(facts: Facts) -> Iterator[Finding]:
     """What is in force, and where it comes from."""
-    said = str(facts.get("runner") or "").lower()
-    runner = next((known for known in DEFAULT_LIMIT if known in said), "")
-    given = {} if runner == "nbmake" else mapping(facts.get("parameters"))  # which injects none
+    said = " ".join(str(facts.get("runner") or "").lower().replace("jupyter-", "jupyter ").split())
+    runner = next((known for known in (*_OTHERS, *DEFAULT_LIMIT) if known in said), "")
     for name, notebook in each(facts):
+        given = _given(facts, notebook) if runner in ("", "papermill", "ploomber") else {}  # others inject none
         for finding in _permissions(notebook, runner, str(facts.get("used_as") or "")):
             yield named(name, finding)
         for finding in _limits(notebook, real(facts.get("limit_s")), runner, given):
@@ -249,8 +295,8 @@ def limits(facts: Facts) -> Iterator[Finding]:
 def _permissions(notebook: Notebook, runner: str, used_as: str) -> Iterator[Finding]:
     test = used_as == "test"
     if notebook.execution.get("allow_errors"):
-        if runner == "papermill":
-            yield info("allow_errors", "execution.allow_errors is true: papermill does not read it", actual=True)
+        if not _reads_metadata(runner):
+            yield info("allow_errors", f"execution.allow_errors is true: {runner} does not read it", actual=True)
         else:
             told = error if test else warning
             text = "execution.allow_errors is true" + (" in a test notebook" if test else ": a failing cell looks fine")
@@ -264,6 +310,11 @@ def _permissions(notebook: Notebook, runner: str, used_as: str) -> Iterator[Find
             yield error("raises-exception", text, actual=excused, fix=fix, cells=excused)
 
 
+def _reads_metadata(runner: str) -> bool:
+    """Whether the notebook's own `metadata.execution` counts: nbmake alone reads it; an unnamed runner may be it."""
+    return runner in ("", "nbmake")
+
+
 def _bound(seconds: float | None) -> float | None:
     """A limit as a runner takes it: 0 and below are no limit."""
     return seconds if seconds is not None and seconds > 0 else None
@@ -271,13 +322,13 @@ def _bound(seconds: float | None) -> float | None:
 
 def _limits(notebook: Notebook, flag: float | None, runner: str, given: Mapping[str, Any]) -> Iterator[Finding]:
     default = DEFAULT_LIMIT.get(runner)
-    stated = notebook.sets_timeout and runner != "papermill"  # which does not read it
+    stated = notebook.sets_timeout and _reads_metadata(runner)
     effective = _bound(notebook.timeout) if stated else _bound(flag) if flag is not None else default
     limit = "no limit" if effective is None else f"limit {effective:g} s"
     numbers: dict[str, Any] = {"effective_limit_s": effective, "default_s": default}
     if notebook.sets_timeout:
         numbers["metadata"] = notebook.timeout
-    ignored = "; papermill does not read execution.timeout" if notebook.sets_timeout and not stated else ""
+    ignored = f"; {runner} does not read execution.timeout" if notebook.sets_timeout and not stated else ""
     if stated and (flag is None or effective != _bound(flag)):
         over = "no flag is given" if flag is None else f"the flag says {flag:g} s" if flag > 0 else "the flag sets none"
         yield warning("execution.timeout", f"{limit} comes from the notebook, {over}", actual=notebook.timeout,
