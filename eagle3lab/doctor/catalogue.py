@@ -10,7 +10,8 @@ _HEAD = """# Checks of the doctor
 
 Written by `python -m eagle3lab.doctor.catalogue > docs/checks.md`; do not edit by hand. `doctor --explain CODE`
 prints one entry. A check runs when the facts it reads are there; what was given and could not be checked is said in the
-report under `not-checked`. Besides these, `artefact-broken` tells of a file that cannot be read, `fact-type` of a fact
+report under `not-checked`, and a draft or target that the launch line names and that lies on this disk is read too
+(`also-read`). Besides these, `artefact-broken` tells of a file that cannot be read, `fact-type` of a fact
 of the wrong type, and `check-broken` of a check that failed on its input, which is a bug of this program.
 """
 

@@ -269,6 +269,19 @@ class Facts(Mapping[str, Any]):
             )
         )
 
+    def also_read(self, what: str, path: str, named_by: str) -> None:
+        """Remember that an artefact was read that no flag gave."""
+        self.remarks.append(
+            Finding(
+                severity="info",
+                code="also-read",
+                subject=path,
+                message=f"{named_by} names this {what}, so it is read too",
+                rule=f"--{what} counts over it",
+                evidence={"path": path},
+            )
+        )
+
     def broken(self, what: str, why: str, *, fix: str = "", actual: Any = None) -> None:
         """Remember that an artefact is damaged: an error finding."""
         self.remarks.append(

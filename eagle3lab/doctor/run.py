@@ -64,6 +64,10 @@ def collect(inputs: Inputs) -> Facts:
     for name, value in given:
         for one in value if isinstance(value, tuple) else (value,):
             reader_of(name)(one, facts)
+    if inputs.launch and facts.get("launch_args"):
+        from eagle3lab.doctor.readers.launch import follow
+
+        follow(facts)
     choose_engines(facts, inputs.engine)
     return facts
 
@@ -80,10 +84,10 @@ def choose_engines(facts: Facts, asked: str) -> None:
     if text:
         facts.engines, facts.chosen = (parse_engine(text),), True
     elif facts.get("launch_args"):
-        from eagle3lab.doctor.readers.launch import engine_of
+        from eagle3lab.doctor.readers.launch import engine_of, environment
 
         name = engine_of(facts["launch_args"])
-        runner = str(facts.mapping("env").get("VLLM_USE_V2_MODEL_RUNNER", "")).strip().lower()
+        runner = str(environment(facts).get("VLLM_USE_V2_MODEL_RUNNER", "")).strip().lower()
         if name == "vllm" and runner in ("1", "true"):
             name = "vllm-v2"
         facts.engines, facts.chosen = (Engine(name),), True

@@ -25,7 +25,7 @@ class Preset:
         learning_rate: peak of the cosine schedule.
         convention: loss mask and its normalisation (`eagle3lab.training.conventions`).
         precision: what capture and training compute in: bf16, fp32, or auto: the target's own type where this processor
-            has instructions for it, else fp32 (`eagle3lab.core.precision`).
+            is faster in it, else fp32 (`eagle3lab.core.precision`).
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
         max_new_tokens: tokens generated for one evaluation prompt, or until the target ends by itself.

@@ -99,7 +99,7 @@ def capture_replies(
         replies: file of `eagle3lab regenerate`. out: folder of states, new or of an interrupted capture.
         target: local folder of the target; None = where `eagle3lab fetch` put it.
         server: URL of an SGLang that was started with the capture hook. exchange: the hook's exchange folder.
-        dtype: type to compute in; None = the profile's where this processor has instructions for it, else float32.
+        dtype: type to compute in; None = the profile's where this processor is faster in it, else float32.
         last: the last state after (`post`) or before (`pre`) the target's final norm; a server gives it after.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Any
 from eagle3lab.core.errors import ServerError
 from eagle3lab.core.files import DISK_FLOOR_BYTES, free_bytes, read_json
 from eagle3lab.core.paths import cache_folder, data_folder
-from eagle3lab.core.precision import compute_type, slow_here
+from eagle3lab.core.precision import SLOWER, compute_type, slow_here
 from eagle3lab.runs import provenance
 from eagle3lab.runs.directory import Run
 from eagle3lab.targets.fetch import fetched_folder
@@ -89,7 +89,7 @@ def _compute(run: Run, profile: Profile) -> str:
     found = compute_type(run.preset.precision, wanted)
     if found == wanted or run.preset.precision != "auto":
         return found
-    return f"{found}: {slow_here(wanted)}"
+    return f"{found}: {slow_here(wanted, SLOWER)}"
 
 
 def refuse_without_gpus(profile: Profile) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +54,12 @@ def eagle3_evidence(facts: Facts, draft: Draft) -> tuple[list[str], int | None, 
     if fc_in is None and signs and state:
         fc_in = draft.states * state
     return signs, fc_in, state
+
+
+def _named_eagle3(facts: Facts, path: Any) -> bool:
+    """Whether nothing but its name is known of a draft, and that says EAGLE-3 (eagle-3b is a size)."""
+    known = facts.has("draft_config") or facts.has("draft_headers")
+    return not known and bool(re.search(r"eagle[-_]?3(?![\d.]*b)", str(path or ""), re.IGNORECASE))
 
 
 @check(
@@ -117,6 +124,9 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
         )
     elif effective == "EAGLE3" and _is_older_class(draft, signs):
         yield _older_class(flag, f"{flag} {given}", draft, f"{flag} EAGLE")
+    path = launch.value("speculative-draft-model-path")
+    if effective == "EAGLE" and _named_eagle3(facts, path):
+        yield _by_name(flag, f"{flag} {given}", path, f"{flag} EAGLE3")
     if effective in NOT_EAGLE and all(sign.startswith("fc reads") for sign in signs):
         signs = []  # DFlash's fc is as wide
     if effective != "EAGLE3" and signs and not launch.has("enable-return-aux-hidden-states"):
@@ -139,6 +149,11 @@ def _sglang_algorithm(facts: Facts, launch: Launch) -> Iterator[Finding]:
             text = "--speculative-token-map is ignored under EAGLE3: the draft's own d2t is used"
             yield info("--speculative-token-map", text, actual=launch.value("speculative-token-map"))
         yield info(flag, f"algorithm in force: {effective}", actual=given, effective_algorithm=effective)
+
+
+def _by_name(subject: str, asked: str, path: Any, fix: str) -> Finding:
+    text = f"{asked} with a draft named {path}, which was not read: an EAGLE-3 draft needs EAGLE3, or fc is skipped"
+    return warning(subject, text, actual=str(path), fix=f"{fix}; --draft FOLDER to be sure", needed="EAGLE3")
 
 
 def _wrong_algorithm(given: str, effective: str, fc_in: int | None, state: int | None, signs: list[str]) -> str:
@@ -183,11 +198,11 @@ def _vllm_method(facts: Facts, launch: Launch) -> Iterator[Finding]:
             fix='--speculative-config \'{"method": "eagle3", "model": "DRAFT", "num_speculative_tokens": 3}\'',
         )
     if config:
-        yield from _vllm_effective(config, draft, signs, fc_in, state)
+        yield from _vllm_effective(config, draft, signs, fc_in, state, _named_eagle3(facts, config.get("model")))
 
 
 def _vllm_effective(
-    config: dict[str, Any], draft: Draft, signs: list[str], fc_in: int | None, state: int | None
+    config: dict[str, Any], draft: Draft, signs: list[str], fc_in: int | None, state: int | None, named: bool
 ) -> Iterator[Finding]:
     """The method that is given or that vLLM guesses, against the draft."""
     subject, model = "--speculative-config", str(config.get("model", ""))
@@ -202,7 +217,9 @@ def _vllm_effective(
     given = None if guessed else str(config["method"])
     width: dict[str, Any] = {"fc_in": fc_in, "target_hidden": state}
     reads = f": fc reads {fc_in} = {fc_in // state} x {state}" if fc_in and state else ""
-    if signs and method is None:
+    if method == "eagle" and named:
+        yield _by_name(subject, said, model, fix)
+    elif signs and method is None:
         text = f"method is not given and the draft path {model!r} does not contain 'eagle3', from which it is guessed"
         yield warning(subject, text, fix=fix, given=None, needed="eagle3")
     elif signs and method != "eagle3":

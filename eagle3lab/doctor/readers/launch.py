@@ -12,6 +12,7 @@ import json
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from eagle3lab.core.errors import UsageError
@@ -246,6 +247,38 @@ def remark(facts: Facts, found: Server, source: str) -> None:
     if named:
         facts.could_not(f"the flags in {named[:120]}", "a launch line is read, not the files that it names",
                         fix=f"eagle3lab doctor --launch {named[:120]}")  # fmt: skip
+
+
+def follow(facts: Facts) -> None:
+    """Read the draft and the target that the launch line names, where they lie on this disk; they are said.
+
+    The engine would load just these, so what was given by another flag counts over them (`collect` asks).
+    """
+    from eagle3lab.doctor.readers.checkpoint import read_draft, read_target
+
+    args = facts.get("launch_args")
+    launch = parse_args(args)
+    draft, target = named_paths(launch, engine_of(args))
+    for path, kind, reader in ((draft, "draft", read_draft), (target, "target", read_target)):
+        if facts.has(f"{kind}_config") or facts.has(f"{kind}_headers") or not path or shell.UNKNOWN.search(path):
+            continue
+        folder = Path(path).expanduser()
+        try:
+            there = (folder / "config.json").is_file()
+        except (OSError, ValueError):
+            there = False
+        if there:
+            facts.also_read(kind, str(folder), "the launch line")
+            reader(str(folder), facts)
+
+
+def named_paths(launch: Launch, engine: str) -> tuple[str | None, str | None]:
+    """(draft, target) as the launch line names them: paths or names on a hub; None where it names none."""
+    if engine == "sglang":
+        return launch.value("speculative-draft-model-path"), launch.value("model-path")
+    model = speculative_config(launch).get("model")
+    behind = launch.words[launch.words.index("serve") + 1 :] if "serve" in launch.words else ()
+    return (str(model) if model is not None else None), launch.value("model-path") or next(iter(behind), None)
 
 
 def environment(facts: Facts) -> dict[str, Any]:
