@@ -417,6 +417,12 @@ def run(arguments: list[str] | None = None) -> int:
         if message := error.format_message():  # type: ignore[attr-defined]  # empty when no command was given: help was shown
             _complain(f"{message}; next: eagle3lab --help")
         return BAD_USAGE
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "eagle3lab"):
+            raise  # a fault of this package, not of the installation
+        _complain(f"this command needs {package}, which is not installed; next: pip install 'eagle3lab[lab]'")
+        return BAD_USAGE
     except (KeyboardInterrupt, typer.Abort):
         code = INTERRUPTED
     except BrokenPipeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -83,3 +84,21 @@ def test_a_reader_that_left_is_no_traceback() -> None:
     script = f"{sys.executable} -m eagle3lab points --blocks 61 --ids none --engine vllm | true"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (["accept", "replay", "--states", ".", "--draft", "."], "torch"),
+        (["fetch", "--profile", "smollm2"], "gguf"),
+        (["run", "--preset", "quick"], "papermill"),
+    ],
+)
+def test_a_package_of_an_extra_is_named(words: list[str], package: str, tmp_path) -> None:
+    """The base installation has none of them: one line says what to install, before anything is downloaded."""
+    code = f"import sys; sys.modules[{package!r}] = None; from eagle3lab import cli; sys.exit(cli.run({words!r}))"
+    places = {**os.environ, "EAGLE3LAB_CACHE": str(tmp_path), "EAGLE3LAB_RUNS": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=places)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"eagle3lab: this command needs {package}, which is not installed; ")
+    assert "Traceback" not in done.stderr and "downloading" not in done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.ranks import Sink
 from eagle3lab.capture.shards import Sample
+from eagle3lab.core.threads import helper_thread
 from eagle3lab.corpus.chat import Rendered
 from eagle3lab.targets.model import Target
 from eagle3lab.targets.slots import SlotCache, causal_slot_mask, padded, prefix_length
@@ -56,7 +57,7 @@ def capture(
     points, pre_norm = writer.manifest.points, writer.manifest.last == "pre_norm"
     done = 0
     writing: Future[None] | None = None
-    with ThreadPoolExecutor(1, thread_name_prefix="shard") as pool:
+    with helper_thread("shard") as pool:
         for index in writer.pending():
             captured: dict[int, Sample] = {}
             for batch in _batches(shards[index], samples, batch_tokens):

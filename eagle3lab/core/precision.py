@@ -1,9 +1,10 @@
 """Which float type this machine computes in: the target's own 16 bits where they are faster, else float32.
 
-PyTorch multiplies in bfloat16 on every CPU, and nothing says how fast. In GFLOP/s, bfloat16 and float32 on two cores: 408
-and 185 on an AMD Zen 4, 168 and 331 on an Intel Emerald Rapids whose AMX the hypervisor hides, 0.3 and 117 on an AMD Zen
-3, which has no instructions for it, as most laptops. So it is measured, once a process, on a product small enough not to
-be noticed; in one thread's processor time, because where other work has the cores a product of 0.5 ms waits for 10.
+PyTorch multiplies in bfloat16 on every CPU, and nothing says how fast. In GFLOP/s, bfloat16 and float32 on two cores:
+408 and 185 on an AMD Zen 4, 168 and 331 on an Intel Emerald Rapids whose AMX the hypervisor hides, 0.3 and 117 on an
+AMD Zen 3, which has no instructions for it, as most laptops. So it is measured, once a process, on a product small
+enough not to be noticed; in one thread's processor time, because where other work has the cores a product of 0.5 ms
+waits for 10.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ SIDE = 256
 """Of the square matrices that are multiplied: 34 million operations, 0.2 s in all where 16 bits are slow."""
 ROUNDS = 5
 SLOWER = 1.25
-"""Times as long as in float32 from which `auto` takes float32. Measured: 0.45 on the Zen 4, 1.9 on the Emerald Rapids."""
+"""Times as long as in float32 from which `auto` takes float32. Measured: 0.45 on the Zen 4, 1.9 on the Xeon."""
 TOO_SLOW = 4.0
 """Times as long from which somebody who asked for the type is warned. Measured on the Zen 3: 47 to 67."""
 

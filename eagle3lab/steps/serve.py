@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 
 from eagle3lab.core.errors import ProfileError, ServerError, UsageError
 from eagle3lab.core.paths import cache_folder, repository
+from eagle3lab.doctor.checks.launch import NAMED_EAGLE3
 from eagle3lab.doctor.checks.probe import probe_lines
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Report
@@ -22,6 +22,7 @@ from eagle3lab.doctor.run import Inputs, collect, diagnose
 from eagle3lab.points import written
 from eagle3lab.steps.plan import drafter_shape
 from eagle3lab.targets.engine import READY_SECONDS, EngineServer, check_report, request_json
+from eagle3lab.targets.fetch import TARGET_MANIFEST, fetched_folder
 from eagle3lab.targets.launch import (
     base_arguments,
     capture_arguments,
@@ -108,7 +109,7 @@ def prepare(
         raise UsageError("--model-path is empty", rule="a folder, or a hub id")
     if steps is not None and draft is None:
         raise UsageError(f"--steps {steps} without --draft", rule="a target that is served alone drafts nothing")
-    path = model_path or chosen.source.hub_id
+    path = model_path or _weights(chosen)
     if path is None:
         raise ProfileError(f"profile '{profile}' names no model to serve", fix="eagle3lab serve --model-path FOLDER")
     ranks = gpus or (chosen.serve or {}).get("tensor_parallel", 1)
@@ -132,6 +133,12 @@ def prepare(
     if probed:
         notes.append("the probe's hook: this package on the server's PYTHONPATH; its report: doctor --log FILE")
     return Launch(arguments, python, port, promised, notes, probed)
+
+
+def _weights(profile: Profile) -> str | None:
+    """The very weights that the profile's drafters are trained on once they are fetched, else their name on the hub."""
+    folder = fetched_folder(profile)
+    return str(folder) if (folder / TARGET_MANIFEST).is_file() else profile.source.hub_id
 
 
 def _refuse_numbers(*, port: int, **others: int | None) -> None:
@@ -166,7 +173,7 @@ def preflight(words: Sequence[str], profile: Profile, model_path: str, draft: st
 def _refuse_by_name(draft: str | None, promised: dict[str, Any]) -> None:
     """A drafter that is not here to be inspected still says EAGLE-3 in its name; plain EAGLE would bypass its fc."""
     algorithm = str(promised.get("speculative_algorithm", ""))
-    if draft is not None and re.search(r"eagle[-_.]?3", draft, re.IGNORECASE) and algorithm in ("EAGLE", "NEXTN"):
+    if draft is not None and NAMED_EAGLE3.search(draft) and algorithm in ("EAGLE", "NEXTN"):
         raise ServerError(
             f"preflight refuses the launch: algorithm {algorithm} with the EAGLE-3 drafter {draft}",
             rule="EAGLE hands fc one state instead of three, fc is skipped and acceptance is zero",

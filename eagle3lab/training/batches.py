@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -19,6 +18,7 @@ from eagle3lab.capture.epochs import numbered_generator
 from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.capture.shards import Sample
 from eagle3lab.core.conventions import Convention
+from eagle3lab.core.threads import helper_thread
 from eagle3lab.drafter.packed import Packed
 from eagle3lab.training.conventions import pack_for, supervise, supervised
 from eagle3lab.training.head_rows import HeadRows
@@ -206,12 +206,6 @@ class Reader:
         return Share(batch, bare, sum(lengths[m] for m in members), rows)
 
 
-def _stay_on_one_core() -> None:
-    """For the calling thread. The first question makes PyTorch give it the common number, which must come before."""
-    torch.get_num_threads()
-    torch.set_num_threads(1)
-
-
 def ahead(
     make: Callable[[int], Made],
     steps: Iterable[int],
@@ -222,17 +216,12 @@ def ahead(
     """Yield `(step, make(step))`; the next one is made by a thread while the caller works on this one.
 
     Args:
-        one_core: of that thread: a second team of threads beside the caller's would only wait for the cores (a step on
-            two cores took 1.5 times as long). False where `make` has much to compute.
+        one_core: of that thread, as in `helper_thread`.
         end: called when the caller needs no more, before the thread is waited for: it may wait for something itself.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="reader") as pool, contextlib.ExitStack() as before:
+    with helper_thread("reader", one_core=one_core) as pool, contextlib.ExitStack() as before:
         if end is not None:
             before.callback(end)
-        if one_core:
-            own = torch.get_num_threads()
-            pool.submit(_stay_on_one_core).result()
-            torch.set_num_threads(own)  # which is also what other new threads begin with
         waiting = None
         for step in steps:
             coming = (step, pool.submit(make, step))

@@ -26,7 +26,9 @@ def slow(monkeypatch: pytest.MonkeyPatch):
     precision.slowdown.cache_clear()
 
 
-@pytest.mark.parametrize(("times", "found"), [(0.5, "bfloat16"), (1.2, "bfloat16"), (1.9, "float32"), (300.0, "float32")])
+@pytest.mark.parametrize(
+    ("times", "found"), [(0.5, "bfloat16"), (1.2, "bfloat16"), (1.9, "float32"), (300.0, "float32")]
+)
 def test_auto_follows_the_processor(times: float, found: str, slow) -> None:
     slow(times)
     assert compute_type("auto", "bfloat16") == found

@@ -26,6 +26,8 @@ CAPTURE_METHODS = ("EAGLE3", "DFLASH", "DSPARK")
 """Algorithms that name what a capture without a draft returns (SGLang's validation_hook)."""
 _GUESSES = {"eagle": "eagle-", "eagle3": "eagle3"}
 """Method and the part of a path that stands for it, in vLLM's order (config/speculative.py)."""
+NAMED_EAGLE3 = re.compile(r"eagle[-_.]?3(?![\d.]*b)", re.IGNORECASE)
+"""In the name of a draft; eagle-3b is a size."""
 SYNTHETIC_KEYS = ("synthetic_acceptance_length", "synthetic_acceptance_rates")
 """What vLLM's synthetic acceptance is to come to; exactly one of the two is given."""
 MTP_FAMILIES = ("deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "qwen3_next", "qwen3_5", "longcat_flash")
@@ -57,9 +59,8 @@ def eagle3_evidence(facts: Facts, draft: Draft) -> tuple[list[str], int | None, 
 
 
 def _named_eagle3(facts: Facts, path: Any) -> bool:
-    """Whether nothing but its name is known of a draft, and that says EAGLE-3 (eagle-3b is a size)."""
-    known = facts.has("draft_config") or facts.has("draft_headers")
-    return not known and bool(re.search(r"eagle[-_]?3(?![\d.]*b)", str(path or ""), re.IGNORECASE))
+    """Whether nothing but its name is known of a draft, and that says EAGLE-3."""
+    return not (facts.has("draft_config") or facts.has("draft_headers")) and bool(NAMED_EAGLE3.search(str(path or "")))
 
 
 @check(
