@@ -145,7 +145,12 @@ def read_answers(path: Path) -> list[Answer]:
         try:
             answers.append(Answer(**row))
         except TypeError as error:
-            raise CorpusError(f"{path}:{number} is no reply of eagle3lab regenerate ({error})") from error
+            built = {"prompt", "reply", "ended"} <= row.keys()
+            raise CorpusError(
+                f"{path}:{number} is no reply of eagle3lab regenerate ({error})",
+                rule="those of eagle3lab corpus build are for a run, which finds them by itself" if built else "",
+                fix="eagle3lab run --profile NAME" if built else "eagle3lab regenerate --help",
+            ) from error
     return answers
 
 

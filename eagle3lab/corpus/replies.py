@@ -148,9 +148,13 @@ def load_replies(folder: Path, tokenizer: Any, *, weight_sha256: str, eos_id: in
         path = folder / name
         if not path.is_file() or sha256_file(path) != expected["sha256"]:
             raise CorpusError(f"{path} is missing or does not match its hash", fix=f"git checkout -- {path}")
-        for row in read_jsonl(path):
+        rows = read_jsonl(path)
+        written = [row["reply"] for row in rows if row.get("reply_ids") is None]
+        # All at once: 8,000 calls take two seconds.
+        made = iter(tokenizer(written, add_special_tokens=False)["input_ids"] if written else ())
+        for row in rows:
             ids = row.get("reply_ids")
-            body = list(tokenizer(row["reply"], add_special_tokens=False)["input_ids"]) if ids is None else ids
+            body = list(next(made)) if ids is None else ids
             tokens = [*body, eos_id] if row["ended"] else body
             replies.append(
                 Reply(row["id"], row["kind"], row["prompt"], tokens, row["ended"], expected.get("extra", False))

@@ -168,6 +168,7 @@ class LabEngine(NBClientEngine):
             timeout=None,
             startup_timeout=start_timeout,
             kernel_name="python3",
+            shutdown_kernel="immediate",  # all is on disk by then; a kernel asked to leave takes a second and more
             extra_arguments=["--HistoryManager.enabled=False"],
         )
         client.owns_km = True  # so that the client also stops it

@@ -126,8 +126,9 @@ def capture_replies(
     if not (folder / "config.json").is_file():
         raise FetchError(f"no target in {folder}", fix=f"eagle3lab fetch --profile {profile}, or --target FOLDER")
     tokenizer = _tokenizer(folder, chosen)
+    answers = read_answers(replies)  # a file of another command is told before its settings are missed
     settings = read_json(settings_path(replies))
-    samples = render_all(tokenizer, chosen, read_answers(replies), settings)
+    samples = render_all(tokenizer, chosen, answers, settings)
     lengths = [len(sample.input_ids) for sample in samples]
     shards = plan_shards(lengths)
     several = server is None and ranks.launched()

@@ -206,3 +206,10 @@ def test_an_address_or_a_place_that_is_none_is_one_line(tmp_path, capfd, server,
     words = ["--server", server, "--prompts", str(tmp_path / "p.jsonl"), "--out", str(tmp_path / out)]
     assert cli.run(["regenerate", *words]) == 2
     assert told in capfd.readouterr().err
+
+
+def test_replies_of_another_command_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "replies-float32-00.jsonl"
+    path.write_text(json.dumps({"id": "a", "kind": "k", "prompt": "p", "reply": "r", "ended": True}) + "\n")
+    with pytest.raises(CorpusError, match=r"corpus build are for a run.*next: eagle3lab run"):
+        read_answers(path)

@@ -43,7 +43,9 @@ def read(value: str, facts: Facts) -> None:
     """Add `corpus`: counts over rows, and `samples_supervised_tokens` where rows carry their own mask."""
     path = existing(value, "--corpus")
     if path.is_dir():
-        facts.broken(str(path), "is a folder", fix="give --corpus a .jsonl file")
+        files = sorted(file for kind in ("*.jsonl", "*.jsonl.gz") for file in path.glob(kind))
+        fix = f"eagle3lab doctor --corpus {files[0]}" if files else "give --corpus a .jsonl file"
+        facts.broken(str(path), f"is a folder; JSON lines in it: {len(files)} files", fix=fix)
         return
     try:
         values, complete = _values(path)
