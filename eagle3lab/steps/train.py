@@ -103,6 +103,7 @@ def train_settings(preset: Preset, seed: int, chain: int, compute: str) -> Train
         seed=seed,
         convention=preset.convention,
         precision="fp32" if compute == "float32" else "bf16",
+        log_every=min(50, max(10, preset.train_steps // 100)),  # a row is judged over the whole head, three steps' work
         checkpoint_every=max(50, preset.train_steps // 8),
         evaluate_every=max(1, preset.train_steps // 4),
     )

@@ -33,7 +33,7 @@ from eagle3lab.training.causes import of_bad_step, of_stuck_loss
 from eagle3lab.training.conventions import labelled
 from eagle3lab.training.distributed import World, full, spread, whole
 from eagle3lab.training.estimate import Meter, available_memory, matrix_rate, memory, require_memory
-from eagle3lab.training.head_rows import HeadRows, places
+from eagle3lab.training.head_rows import HeadRows, RowGradient, places
 from eagle3lab.training.loss import LossKind, StepSums, Supervision, ttt_loss
 from eagle3lab.training.watch import Guard, Lines, Window, fc_stds
 
@@ -178,6 +178,7 @@ class Trainer:
         self.result, self.window = TrainResult(), Window(s.ttt_steps)
         self.guard = Guard(min(s.stuck_after, s.steps // 2))
         self.lines: Lines | None = None
+        self.row_gradient: RowGradient | None = None
 
     def _token_counts(self, lookup: Tensor) -> Tensor:
         """int64 [Vd]: how often draft tokens are supervised in the training samples, or in some evenly out of many."""
@@ -230,19 +231,27 @@ class Trainer:
         def loss_over(rows: Tensor | None, hidden: list[Tensor], weight: Tensor) -> tuple[Tensor, StepSums]:
             labels, teacher = choice, self.teacher_head
             if rows is not None:
-                labels, weight, teacher = places(rows, choice), weight.index_select(0, rows), teacher[rows]
+                labels, teacher = places(rows, choice), teacher[rows]
             return ttt_loss(
                 hidden, weight, teacher, batch.last, labelled(s.convention, bare, labels),
                 kind=s.loss, temperature=s.teacher_temperature, expected=told,
             )  # fmt: skip
 
         sums: StepSums | None
-        weight = self.drafter.lm_head.weight
-        loss, sums = loss_over(rows, hidden, weight)
+        weight = part = self.drafter.lm_head.weight
+        alone = rows is not None and self.world.size == 1 and weight.requires_grad  # else gradients go through autograd
+        if rows is not None:
+            part = weight.detach()[rows].requires_grad_() if alone else weight.index_select(0, rows)
+        loss, sums = loss_over(rows, hidden, part)
         if rows is not None:  # over a part of the rows a hit is easier: never shown
             sums = loss_over(None, [h.detach() for h in hidden], weight.detach())[1] if told else None
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if alone and rows is not None and part.grad is not None:
+            self.row_gradient = self.row_gradient or RowGradient(weight)
+            weight.grad = self.row_gradient.put(rows, part.grad)
+        else:
+            self.row_gradient = None
         return loss.detach(), self._update(), sums
 
     def _precision(self) -> torch.autocast:

@@ -84,6 +84,22 @@ def test_gradients_are_those_of_the_smaller_vocabulary(states: Path, tmp_path: P
     assert ours["lm_head.weight"][untouched].abs().sum() == 0 < int(untouched.sum())
 
 
+def test_a_step_leaves_nothing_in_the_next_ones_gradient(states: Path, tmp_path: Path) -> None:
+    made = jobs.trainer(states, tmp_path, **SOME, full_head_share=0.5)
+    head, before = made.drafter.lm_head.weight, torch.zeros(60, dtype=torch.bool)
+    for step in range(3):
+        share = made.reader(step)
+        made.step(step, share.batch, share.bare, share.rows)
+        without = torch.ones(60, dtype=torch.bool)
+        without[share.rows] = False
+        assert head.grad[without].abs().sum() == 0 < head.grad[share.rows].abs().sum()
+        assert step == 0 or before[without].any(), "rows of the step before are among those that must be cleared"
+        before = ~without
+    share = made.reader(11)
+    made.step(11, share.batch, share.bare, share.rows)
+    assert share.rows is None and head.grad.abs().sum(1).count_nonzero() == 60
+
+
 def test_what_is_shown_is_over_all_rows(states: Path, straight: dict, tmp_path: Path) -> None:
     """The first step of both starts from the same weights."""
     some, every = ({**SOME, "head_rows": n, "log_every": 1, "steps": 1} for n in (30, 0))
