@@ -53,7 +53,8 @@ def nibbles(count: int, data: int, end: int, dtype: str = "F4") -> dict[str, Any
     ("code", "engine", "values", "severity", "words"),
     [
         ("vocab-offsets", "", {**MAP, "d2t": list(range(64)), "t2d_true_ids": EVEN}, "info", "64 draft ids"),
-        ("vocab-offsets", "", {**MAP, "d2t": list(range(64))}, "warning", "t2d is not there"),
+        ("vocab-offsets", "", {**MAP, "d2t": list(range(1, 65))}, "warning", "t2d is not there"),
+        ("vocab-offsets", "", {**MAP, "d2t": list(range(64))}, "info", "64 draft ids"),  # as ids: no selection at all
         ("vocab-offsets", "", {**MAP, "d2t": EVEN, "t2d_true_ids": EVEN}, "error", "absolute ids"),
         ("vocab-coverage", "", {**FIRST, "token_counts": {0: 50, 1: 30, 2: 20}}, "info", "100 of 100"),
         ("vocab-coverage", "", {**FIRST, "token_counts": {0: 50, 1: 30, 7: 20}}, "warning", "80 of 100"),

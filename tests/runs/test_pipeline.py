@@ -142,11 +142,16 @@ def test_what_cells_print_is_passed_on(run: Run, toys) -> None:
 def test_no_kernel_or_socket_is_left(run: Run, toys) -> None:
     import psutil
 
-    folder = toys(n00_preflight=("import pathlib, os\npathlib.Path(run, 'pid').write_text(str(os.getpid()))",))
-    before = set(Path("/tmp").glob("eagle3lab-*"))
-    go(run, folder, names=NAMES[:1])
-    assert not psutil.pid_exists(int((run.path / "pid").read_text()))
-    assert set(Path("/tmp").glob("eagle3lab-*")) == before
+    cell = (
+        "import json, os, pathlib\nfrom ipykernel.connect import get_connection_file\n"
+        "sockets = os.path.dirname(json.loads(pathlib.Path(get_connection_file()).read_text())['ip'])\n"
+        "assert os.path.isdir(sockets)\n"
+        "pathlib.Path(run, 'left').write_text(f'{os.getpid()} {sockets}')"
+    )
+    outcome = go(run, toys(n00_preflight=(cell,)), names=NAMES[:1])
+    assert outcome[0] is None
+    pid, sockets = (run.path / "left").read_text().split()
+    assert not psutil.pid_exists(int(pid)) and sockets.startswith("/tmp/eagle3lab-") and not Path(sockets).exists()
 
 
 def test_no_disk_space_is_one_line_before_anything_runs(run: Run, toys, monkeypatch) -> None:
