@@ -26,7 +26,7 @@ extra = $(BIN)/python -c 'import $(1)' 2>/dev/null || $(BIN)/python -m pip insta
 
 help:
 	@sed -n 's/^# \?//p' Makefile | head -4
-	@echo 'others       install fetch test-unit test-notebooks test-browser test-engines test-all lint docs figures'
+	@echo 'others       install fetch test-unit test-notebooks test-browser test-engines test-all lint docs figures bench-training'
 
 install:
 	@scripts/install.sh
