@@ -12,7 +12,6 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.launch import parse_args
 from eagle3lab.doctor.views import Draft, Target, draft_of, target_of
 
-KNOWN_PREFIXES = ("module.", "draft_model.", "model.module.", "_orig_mod.", "base_model.model.", "model.model.")
 NOT_EAGLE = ("DFLASH", "DSPARK", "UNO", "STANDALONE", "NGRAM")
 """SGLang's algorithms whose drafts are of another make."""
 

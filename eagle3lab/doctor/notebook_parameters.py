@@ -10,7 +10,6 @@ from eagle3lab.doctor.notebook import Cell, parse, reached
 
 _AT_ONCE = {"sorted", "min", "max", "sum", "list", "tuple", "set", "dict", "any", "all"}
 """Built-ins that call a function which they are given before they return."""
-_LATE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 

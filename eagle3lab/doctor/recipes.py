@@ -115,18 +115,12 @@ _REST = re.compile(
 )
 
 
-def from_recipe(
-    recipe: str, shape: Sequence[int], *, points: Sequence[int] = (), block: int = 0, dtype: str = "F32"
-) -> np.ndarray | None:
-    """Array of a recipe such as `ones; row 2 all NaN; [1, 0..4] = 65504`; None when a part is not understood."""
-    found = contents(recipe, shape, points=points, block=block, dtype=dtype)
-    return None if found is None else found[0]
-
-
 def contents(
     recipe: str, shape: Sequence[int], *, points: Sequence[int] = (), block: int = 0, dtype: str = "F32"
 ) -> tuple[np.ndarray, list[list[int]]] | None:
     """(array, groups of rows that the recipe calls copies); None when a part is not understood.
+
+    A recipe is such as `ones; row 2 all NaN; [1, 0..4] = 65504`.
 
     points, block: ids of the column blocks and their width, for `row 1 all zero in point 30`. dtype: for `max`.
     """

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle3lab.doctor.recipes import from_recipe
+from eagle3lab.doctor.recipes import contents
 from eagle3lab.doctor.row_copies import copied_rows, unclear_copies
 
 from .conftest import serious, visit_facts
@@ -20,7 +20,8 @@ FACTS = {"dtype": "F16", "shape": [4, 24], "points": [2, 30, 58], "H": 8}
 
 
 def built(recipe: str) -> np.ndarray:
-    values = from_recipe(recipe, SHAPE, points=POINTS, block=H, dtype="F16")
+    found = contents(recipe, SHAPE, points=POINTS, block=H, dtype="F16")
+    values = None if found is None else found[0]
     assert values is not None, recipe
     return values
 
@@ -160,7 +161,7 @@ def test_other_values_in_other_words(recipe: str, value: float, places: Any) -> 
     ],
 )
 def test_what_is_not_understood_is_said(recipe: str) -> None:
-    assert from_recipe(recipe, SHAPE, points=POINTS, block=H) is None
+    assert contents(recipe, SHAPE, points=POINTS, block=H) is None
     if recipe:
         assert not serious(FACTS | {"recipe": recipe})
         said = [f.message for f in visit_facts(FACTS | {"recipe": recipe}).findings]
@@ -238,7 +239,7 @@ def test_any_text_ends_soon() -> None:
     start = time.process_time()
     for length in [3, 8, 20, 60] * 20 + [400] * 5:
         text = " ".join(draw.choice(words) for _ in range(length))
-        from_recipe(text, SHAPE, points=POINTS, block=H)
+        contents(text, SHAPE, points=POINTS, block=H)
         copied_rows(text, 4)
     for text in (
         "ones; row " + "1, " * 600,
@@ -248,6 +249,6 @@ def test_any_text_ends_soon() -> None:
         "for their " * 190,
         "-" * 1999,
     ):
-        from_recipe(text, SHAPE, points=POINTS, block=H)
+        contents(text, SHAPE, points=POINTS, block=H)
         copied_rows(text, 4)
     assert time.process_time() - start < 10

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle3lab.doctor.recipes import from_recipe
+from eagle3lab.doctor.recipes import contents
 from eagle3lab.doctor.row_copies import copied_rows
 
 from .conftest import serious
@@ -37,7 +37,8 @@ WHOLE = {"step": 100, "weights": True, "optimizer": True, "scheduler": {"last_st
     ],
 )
 def test_recipes(recipe: str, rows: Any, columns: Any) -> None:
-    values = from_recipe(recipe, SHAPE, points=POINTS, block=H)
+    found = contents(recipe, SHAPE, points=POINTS, block=H)
+    values = None if found is None else found[0]
     assert values is not None
     wanted = np.zeros(SHAPE, dtype=bool)
     wanted[np.ix_(list(rows), list(columns))] = True
@@ -58,7 +59,7 @@ def test_recipes(recipe: str, rows: Any, columns: Any) -> None:
     ],
 )
 def test_recipes_that_say_nothing(recipe: str) -> None:
-    assert from_recipe(recipe, SHAPE, points=POINTS, block=H) is None
+    assert contents(recipe, SHAPE, points=POINTS, block=H) is None
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def remark(facts: Facts, found: Server, source: str) -> None:
 def follow(facts: Facts) -> None:
     """Read the draft and the target that the launch line names, where they lie on this disk; they are said.
 
-    The engine would load just these, so what was given by another flag counts over them (`collect` asks).
+    The engine would load just these; what was given by another flag counts over them.
     """
     from eagle3lab.doctor.readers.checkpoint import read_draft, read_target
 
