@@ -16,7 +16,7 @@ from eagle3lab.targets.profiles import load_profile
 
 REDRAW_SECONDS = 10.0
 """Least time between two drawings."""
-DRAWING_SHARE = 0.03
+DRAWING_SHARE = 0.02
 """Most of the time that drawing may take: the training waits meanwhile (over a second a drawing on two cores)."""
 
 
