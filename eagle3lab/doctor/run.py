@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eagle3lab.core.errors import UsageError
 from eagle3lab.doctor.facts import Engine, Facts, parse_engine
 from eagle3lab.doctor.findings import Report
+from eagle3lab.doctor.readers.paths import kind_of
 from eagle3lab.doctor.registry import run_checks
 
 READERS = {
@@ -25,7 +26,6 @@ READERS = {
     "acceptance": "eagle3lab.doctor.readers.acceptance",
     "corpus": "eagle3lab.doctor.readers.corpus",
     "tokenizer": "eagle3lab.doctor.readers.corpus:read_tokenizer",
-    "paths": "eagle3lab.doctor.readers.paths",
     "facts": "eagle3lab.doctor.readers.factsfile",
 }
 """Flag -> `module[:function]`, function `read(value: str, facts: Facts) -> None` unless named."""
@@ -35,7 +35,8 @@ READERS = {
 class Inputs:
     """What the user pointed the doctor at, one field a flag of `eagle3lab doctor`; empty means not given.
 
-    They are read in this order: what the launch line sets counts over the environment around it.
+    They are read in this order, bare paths as the flag of what they hold: what the launch line sets counts over the
+    environment around it, and states are compared with a target that is known by then.
     """
 
     env: str = ""
@@ -57,14 +58,14 @@ class Inputs:
 
 def collect(inputs: Inputs) -> Facts:
     """Read every given artefact. A path that is not there is a `UsageError`; a broken artefact becomes a finding."""
-    facts = Facts()
-    given = [(f.name, getattr(inputs, f.name)) for f in fields(inputs) if f.name in READERS and getattr(inputs, f.name)]
+    facts, order = Facts(), list(READERS)
+    given = [(name, getattr(inputs, name)) for name in order if getattr(inputs, name)]
+    given += [(kind_of(existing(path, "PATH")), path) for path in inputs.paths]
     if not given:
         raise UsageError("nothing to look at", rule="give at least one artefact", fix="eagle3lab doctor --draft FOLDER")
-    for name, value in given:
-        for one in value if isinstance(value, tuple) else (value,):
-            reader_of(name)(one, facts)
-    if inputs.launch and facts.get("launch_args"):
+    for name, value in sorted(given, key=lambda one: order.index(one[0])):
+        reader_of(name)(value, facts)
+    if facts.get("launch_args") and any(name == "launch" for name, _ in given):
         from eagle3lab.doctor.readers.launch import follow
 
         follow(facts)

@@ -88,7 +88,10 @@ def _layer(config: DraftConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "vocab_size": config.vocab_size,
         "rms_norm_eps": config.rms_norm_eps,
+        # In both places: transformers 5 reads the first, older readers see the other two alone.
         "rope_parameters": {**parameters, "rope_theta": config.rope_theta},
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling,
         "max_position_embeddings": config.max_position_embeddings,
         "tie_word_embeddings": False,
     }
@@ -107,8 +110,6 @@ def raw_form(config: DraftConfig, layout: Layout, dtype: str) -> dict[str, Any]:
         "architectures": ["Eagle3DeepseekV2ForCausalLM" if mla else "LlamaForCausalLMEagle3"],
         "model_type": ("kimi_k2" if kimi else "deepseek_v3") if mla else "llama",
         **_layer(config),
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "num_aux_hidden_states": len(config.points),

@@ -249,6 +249,17 @@ class Run:
         with self._changing_status() as status:
             status.notebooks[name] = value
 
+    def forget(self, step: str) -> None:
+        """Drop the record of `step` and of every step that needs it: another result is about to take its place."""
+        gone = {step}
+        for later in STEPS:
+            if gone & set(NEEDS[later]):
+                gone.add(later)
+        with self._changing_status() as status:
+            for one in gone:
+                status.steps.pop(one, None)
+                status.notebooks.pop(NOTEBOOK_OF[one], None)
+
     def set_truncated(self, truncated: bool) -> None:
         """Mark the run as cut short by --max-minutes, or clear the mark when it was finished after all."""
         with self._changing_status() as status:

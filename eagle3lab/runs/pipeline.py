@@ -31,9 +31,6 @@ from eagle3lab.runs.schemas import NotebookStatus
 NOTEBOOK_BYTES = 64 * 1024**2
 """Space asked for before a chain starts: executed notebooks, figures and the report. Big inputs ask for their own."""
 
-DEADLINE_VARIABLE = "EAGLE3LAB_DEADLINE"
-"""Unix time at which --max-minutes ends, in the kernels' environment: a long step may stop by itself before it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -143,8 +140,6 @@ def _execute(
     # The kernel works in another folder: places that the environment names relative to this one must stay theirs.
     places = {name: os.environ.get(name) for name in ("EAGLE3LAB_CACHE", "EAGLE3LAB_RUNS")}
     environment |= {name: str(Path(place).absolute()) for name, place in places.items() if place}
-    if deadline is not None:
-        environment[DEADLINE_VARIABLE] = f"{time.time() + deadline - time.monotonic():.3f}"
     control, begun = Control(), time.monotonic()
     try:
         with control.listening(deadline):

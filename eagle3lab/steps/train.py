@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -121,7 +122,8 @@ def train_drafter(
 ) -> TrainSummary:
     """Train the drafter of a run.
 
-    An interrupted training goes on from its last checkpoint; a finished one is not done again, its summary is read.
+    An interrupted training, or one that `max_seconds` ended, goes on from its last checkpoint; a finished one is not
+    done again, its summary is read.
 
     Args:
         source: `stored` states, those that another process is still capturing (`followed`), or none at all: `online`
@@ -131,9 +133,9 @@ def train_drafter(
     world = world or join()
     if world.lead(lambda: run.step_state("train")) == "ok":
         finished = finished_training(run)
-        if finished.truncated and world.leader:
-            run.set_truncated(True)  # a chain that goes on has cleared the mark, and this drafter is what it measures
-        return finished
+        if not finished.truncated:
+            return finished
+        world.lead(lambda: run.forget("train"))  # what was measured with the drafter of this early end goes with it
     with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
         compute = compute_type(run.preset.precision, profile.model.dtype, world.device.type)
@@ -194,9 +196,11 @@ def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str,
     best = result.best["step"] if result.best else result.steps_done
     if best < result.steps_done and checkpoints.load_weights(run.drafter, best, drafter):
         save_drafter(drafter, run.drafter / BEST, record={**record, "steps_done": best})
-    checkpoints.remove(run.drafter)
-    if result.truncated:
-        run.set_truncated(True)
+    else:
+        shutil.rmtree(run.drafter / BEST, ignore_errors=True)  # of an earlier end
+    if not result.truncated:
+        checkpoints.remove(run.drafter)
+    run.set_truncated(result.truncated)
     last = result.held_out[-1] if result.held_out else {}
     run.merge_metrics(
         {

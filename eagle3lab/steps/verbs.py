@@ -104,7 +104,7 @@ def train(
         f"drafter: {done.folder}",
         "held-out replay (teacher-forced, chains as they are served): "
         f"accept length {last.get('simulated_accept_length', 'unknown')}",
-        *(["stopped by --max-minutes before the last step"] if done.truncated else []),
+        *(["stopped by --max-minutes before the last step; the same with --run goes on"] if done.truncated else []),
         f"run: {run.path}",
     ]
     facts = {"run": str(run.path), "drafter": str(done.folder), "held_out": last, "truncated": done.truncated}

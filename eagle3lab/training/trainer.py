@@ -273,7 +273,7 @@ class Trainer:
     def run(
         self, *, max_seconds: float | None = None, progress: Callable[[dict[str, Any]], None] | None = None
     ) -> TrainResult:
-        """Train to the last step, or stop cleanly (`truncated`) when `max_seconds` have passed.
+        """Train to the last step, or stop cleanly (`truncated`) when `max_seconds` have passed, with a checkpoint.
 
         Raises:
             TrainingError: it will not fit into memory, its numbers are not finite, or its loss does not move.
@@ -293,6 +293,7 @@ class Trainer:
             self.reader, range(result.steps_done, s.steps),
             one_core=not self.store.live, end=getattr(self.store, "stop_waiting", None),
         )  # fmt: skip
+        told = cut = False
         for step, share in shares:
             done = step + 1
             told = done % s.log_every == 0 or done == s.steps
@@ -302,19 +303,23 @@ class Trainer:
             self.window.add(*self.step(step, batch, bare, rows, told=told))
             result.steps_done = done
             if max_seconds is not None and done < s.steps and (told or (self.world.size == 1 and share.rows is None)):
-                result.truncated = self.world.same(meter.seconds() > max_seconds)
-            if told or result.truncated:
+                cut = self.world.same(meter.seconds() > max_seconds)
+            if told:
                 self._tell(done, meter, progress)
-            if result.truncated:
-                break
             with meter.pause():
                 if done in snapshots:
                     self.snapshot(done)
                 if done < s.steps:
                     better = bool(s.evaluate_every) and done % s.evaluate_every == 0 and self.evaluate(done)
-                    if s.checkpoint_every and (done % s.checkpoint_every == 0 or better):
+                    if s.checkpoint_every and (cut or done % s.checkpoint_every == 0 or better):
                         result.seconds = before + meter.seconds()
                         self.save()
+            if cut:
+                break
+        if cut:  # after the checkpoint: a training that goes on from it knows nothing of this end
+            result.truncated = True
+            if not told:
+                self._tell(result.steps_done, meter, progress)
         self.evaluate(result.steps_done)
         result.seconds = before + meter.seconds()
         if self.lines is not None:

@@ -94,6 +94,8 @@ def test_healthy_states_are_quiet_with_and_without_their_target(tmp_path: Path, 
     assert serious(report) == []
     assert "agreement 1.00 to 1.00" in found(report, "states-swapped")[0].message
     assert "after the final norm, as declared" in found(report, "states-norm")[0].message
+    bare = visit(Inputs(paths=(str(folder), str(target))))  # the order on the command line means nothing
+    assert [f.message for f in bare.findings] == [f.message for f in report.findings]
 
 
 def test_swapped_samples_are_named_like_the_typed_facts(tmp_path: Path, samples: list[tuple]) -> None:

@@ -102,7 +102,8 @@ def test_speculators_config_is_the_one_vllm_expands(draft, tmp_path):
     assert config["speculators_config"]["verifier"]["name_or_path"] == "HuggingFaceTB/SmolLM2"
     assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
     layer = config["transformer_layer_config"]
-    assert layer["model_type"] == "llama" and layer["rope_parameters"]["rope_theta"] == 50000.0
+    assert layer["model_type"] == "llama"
+    assert layer["rope_parameters"]["rope_theta"] == layer["rope_theta"] == 50000.0  # older readers see that one
     # vLLM takes true when the key is absent: it must be written
     assert config["norm_before_residual"] is False
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 15, 27] and "eagle_config" not in config

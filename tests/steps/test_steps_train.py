@@ -1,4 +1,4 @@
-"""A training that was cut short stays one, whoever goes on with its run, and so does its loss mask."""
+"""A training that was cut short is gone on with, a finished one is not; a run keeps its loss mask."""
 
 from __future__ import annotations
 
@@ -15,15 +15,30 @@ from eagle3lab.steps.train import TRAINING, train_drafter, train_settings
 
 
 @pytest.mark.parametrize("truncated", [True, False])
-def test_a_truncated_training_is_told_again(truncated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_truncated_training_is_gone_on_with(
+    truncated: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was measured with its drafter goes with it; a finished training and its measurements stay."""
     monkeypatch.setenv("EAGLE3LAB_RUNS", str(tmp_path))
     run = Run.create("smollm2", "quick")
+    for step in ("capture", "accept"):
+        with run.recording(step):
+            pass
     with run.recording("train"):
         facts = {"history": [], "held_out": [], "parameters": 1, "seconds": 1.0, "truncated": truncated}
         write_json(run.path / TRAINING, facts)
-    run.set_truncated(False)  # as a chain of notebooks does when it goes on
-    assert train_drafter(run).truncated == truncated
-    assert run.status.truncated == truncated
+
+    def going_on(_: str) -> None:
+        raise UsageError("the training goes on")
+
+    monkeypatch.setattr("eagle3lab.steps.train.load_profile", going_on)
+    if truncated:
+        with pytest.raises(UsageError, match="goes on"):
+            train_drafter(run)
+    else:
+        assert not train_drafter(run).truncated
+    states = [run.step_state(step) for step in ("capture", "train", "accept")]
+    assert states == (["ok", "error", "missing"] if truncated else ["ok"] * 3)
 
 
 def test_the_convention_is_a_parameter_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

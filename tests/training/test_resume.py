@@ -27,8 +27,8 @@ def straight(states, tmp_path_factory):
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    snapshots = {path.name: path.read_bytes() for path in (folder / "fc_snapshots").iterdir()}
-    return snapshots | {path.name: path.read_bytes() for path in folder.glob("checkpoints/*/*.safetensors")}
+    """Snapshots and the weights of the checkpoints that are left, by path in the folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.glob("**/*.safetensors")}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -104,6 +104,20 @@ def test_best_stays(tmp_path):
         (root / f"step-{step:06d}").mkdir(parents=True)
     checkpoints._prune(root, {"step": 2})
     assert [int(path.name[5:]) for path in sorted(root.iterdir())] == [2, 5, 6, 7]
+
+
+@pytest.mark.parametrize("end", [3, 4, 5])
+def test_ended_by_the_clock(states, straight, tmp_path, monkeypatch, end):
+    """--max-minutes leaves no trace in what follows: at a checkpoint, at a row with a replay, between all of them."""
+    monkeypatch.setattr("eagle3lab.training.estimate.Meter.seconds", lambda meter: float(made.result.steps_done))
+    made = jobs.trainer(states, tmp_path, **UNEVEN)
+    result = made.run(max_seconds=end - 0.5)
+    assert result.truncated and result.steps_done == end == result.history[-1]["step"] == result.held_out[-1]["step"]
+    assert (tmp_path / "checkpoints" / f"step-{end:06d}").is_dir()  # no step is done twice
+    assert jobs.trained(states, tmp_path, **UNEVEN) == straight[0]
+    left = _files(tmp_path)
+    same = [name for name in straight[1] if name in left]  # the early end's own checkpoint may have pushed one out
+    assert len(same) >= len(straight[1]) - 1 and all(left[name] == straight[1][name] for name in same)
 
 
 @pytest.fixture

@@ -1,13 +1,11 @@
-"""Bare paths: each is handed to the reader of what it holds. Names and the first bytes decide, nothing is executed."""
+"""Bare paths: which flag each would have been given with. Names and the first bytes decide, nothing is executed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from eagle3lab.core.errors import UsageError
-from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, list_folder, read_json
-from eagle3lab.doctor.run import existing, reader_of
 
 _ACCEPTANCE = frozenset(
     {"accept_length", "counts", "meta_info", "choices", "internal_states", "num_spec_steps", "acceptance_histogram"}
@@ -15,12 +13,6 @@ _ACCEPTANCE = frozenset(
 )
 """Keys of what servers and benchmarks save; a few of each form are enough."""
 _SUFFIXES = {".safetensors": "draft", ".ipynb": "notebooks", ".log": "log", ".sh": "launch", ".env": "env"}
-
-
-def read(value: str, facts: Facts) -> None:
-    """One path of the command line."""
-    path = existing(value, "PATH")
-    reader_of(kind_of(path))(value, facts)
 
 
 def kind_of(path: Path) -> str:
