@@ -147,6 +147,8 @@ def train_drafter(
         config = draft_config(profile, target, run.preset.draft_vocab_size)
         kept = torch.from_numpy(vocabulary.kept)
         drafter, recipe = build_drafter(config, target, kept, seed=run.manifest.seed, **start_of(target))
+        if source != "online":  # the states are there: what is left to read is the head
+            target.release_blocks()
         settings = train_settings(run.preset, run.manifest.seed, profile.draft_tokens, compute)
         if profile.random_weights:
             # No step of it is better than another, and a checkpoint of 2.5 GB takes longer than its few steps.

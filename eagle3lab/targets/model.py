@@ -85,6 +85,10 @@ class Target:
                 )
         return [min(max_new_tokens, left) for left in room]
 
+    def release_blocks(self) -> None:
+        """Let go of the blocks' memory; embedding, final norm and head stay. There are no forwards from then on."""
+        self.backbone.layers = self.layers = nn.ModuleList()
+
     @torch.inference_mode()
     def states(
         self,
@@ -111,6 +115,10 @@ class Target:
         wanted = points or []
         if any(not 0 <= point < self.blocks for point in wanted):
             raise PointsError(f"points {wanted} of a target with {self.blocks} blocks", rule="0 <= point < blocks")
+        if not self.layers:
+            raise UsageError(
+                "forward of a target whose blocks were released", rule="load it again: load_target(folder)"
+            )
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             options[self._cache_name] = cache

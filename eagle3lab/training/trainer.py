@@ -148,7 +148,7 @@ class Trainer:
         if not train:
             raise TrainingError("0 training samples", rule="capture at least one conversation with a reply")
         s, self.world, self.watching, self.note = settings, world or World(), watching or Watching(), note
-        self.drafter, self.target, self.store, self.settings, self.folder = drafter, target, store, settings, folder
+        self.drafter, self.store, self.settings, self.folder = drafter, store, settings, folder
         self.train, self.held_out = list(train), list(held_out)
         lengths = [store.length(i) for i in range(len(store))]
         self.plan = BatchPlan(lengths, train, s.batch_tokens, s.seed, first_epoch)

@@ -73,3 +73,13 @@ def test_prompts_are_read_in_groups_of_a_size():
     assert prefill_groups([2, 3, 4, 90, 91], tokens=12) == [range(0, 3), range(3, 4), range(4, 5)]
     assert prefill_groups([]) == [] and prefill_groups([5000]) == [range(0, 1)]
     assert padded([[1], [2, 3]]).tolist() == [[1, 0], [2, 3]]
+
+
+def test_a_target_without_its_blocks_refuses_to_read():
+    """Training on stored states lets go of them: what is left must not pass for a model of no blocks."""
+    target = tiny_target()
+    prompt, before = prompts_with([])[0], target.head.weight.clone()
+    target.release_blocks()
+    assert torch.equal(target.head.weight, before)
+    with pytest.raises(UsageError, match="blocks were released"):
+        generate(target, [prompt], max_new_tokens=1)
