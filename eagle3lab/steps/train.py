@@ -131,11 +131,8 @@ def train_drafter(
         world: the ranks that train together; rank 0 writes.
     """
     world = world or join()
-    if world.lead(lambda: run.step_state("train")) == "ok":
-        finished = finished_training(run)
-        if not finished.truncated:
-            return finished
-        world.lead(lambda: run.forget("train"))  # what was measured with the drafter of this early end goes with it
+    if world.lead(lambda: run.step_state("train") == "ok" and not _reopened(run)):
+        return finished_training(run)
     with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
         compute = compute_type(run.preset.precision, profile.model.dtype, world.device.type)
@@ -173,6 +170,14 @@ def train_drafter(
             _write(run, drafter, trainer, record)
     world.meet()
     return finished_training(run)
+
+
+def _reopened(run: Run) -> bool:
+    """Whether `max_seconds` ended the training; what was measured with that drafter is then forgotten with it."""
+    truncated = finished_training(run).truncated
+    if truncated:
+        run.forget("train")
+    return truncated
 
 
 def _states(
