@@ -1,6 +1,6 @@
 """A target over several processes: tensor parallelism as transformers does it, and a table of who holds what.
 
-    torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin --replies FILE --out FOLDER
+    torchrun --nproc-per-node 8 -m -- eagle3lab capture --profile kimi-thin --replies FILE --out FOLDER
 
 Every rank runs every forward; the residual stream is the same on all of them after each block's all-reduce, so rank 0
 alone writes it down. On CPUs the ranks talk through gloo, on GPUs through nccl.
@@ -59,7 +59,7 @@ def join() -> int:
             raise UsageError(
                 f"several ranks without {', '.join(missing)} in the environment",
                 rule="ranks are started together",
-                fix="torchrun --nproc-per-node 8 -m eagle3lab capture --profile kimi-thin --replies FILE --out FOLDER",
+                fix="torchrun --nproc-per-node 8 -m -- eagle3lab capture --profile kimi-thin --replies FILE --out OUT",
             )
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     return dist.get_rank()

@@ -1,7 +1,7 @@
 """One training on several ranks: who this process is, how the drafter is spread, how sums and errors are shared.
 
-    torchrun --nproc-per-node 8 -m eagle3lab train --run RUN                 plain data parallel
-    torchrun --nproc-per-node 8 -m eagle3lab train --run RUN --shards 8      weights and optimiser spread over 8 ranks
+    torchrun --nproc-per-node 8 -m -- eagle3lab train --run RUN              plain data parallel
+    torchrun --nproc-per-node 8 -m -- eagle3lab train --run RUN --shards 8   weights and optimiser spread over 8 ranks
 
 Both are FSDP2 on a mesh of replicas x shards. The whole drafter is one group: its single layer is used again at every
 TTT step, so weights are gathered once a step and gradients are exchanged once, after the backward pass; weights, their
@@ -112,7 +112,7 @@ def join(shards: int = 1, device: str | None = None) -> World:
         raise TrainingError(
             f"--shards {shards} on {size} ranks",
             rule="every copy of the drafter takes the same number of ranks",
-            fix=f"torchrun --nproc-per-node {max(shards, 1)} -m eagle3lab train --shards {max(shards, 1)}",
+            fix=f"torchrun --nproc-per-node {max(shards, 1)} -m -- eagle3lab train --shards {max(shards, 1)}",
         )
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = torch.device(device or (f"cuda:{local}" if torch.cuda.is_available() else "cpu"))

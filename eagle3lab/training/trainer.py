@@ -1,7 +1,7 @@
 """Train an EAGLE-3 drafter on captured states.
 
     eagle3lab train --profile smollm2 --preset quick
-    torchrun --nproc-per-node 8 -m eagle3lab train --run RUN [--shards 8]
+    torchrun --nproc-per-node 8 -m -- eagle3lab train --run RUN [--shards 8]
 
 AdamW with fp32 masters, cosine schedule with warm-up, gradient clipping, bf16 autocast. Every step is decided by
 (settings, seed, data), so an interrupted training continues from its last checkpoint onto the same batches, and a step
