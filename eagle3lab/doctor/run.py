@@ -28,16 +28,14 @@ READERS = {
     "tokenizer": "eagle3lab.doctor.readers.corpus:read_tokenizer",
     "facts": "eagle3lab.doctor.readers.factsfile",
 }
-"""Flag -> `module[:function]`, function `read(value: str, facts: Facts) -> None` unless named."""
+"""Flag -> `module[:function]`, function `read(value: str, facts: Facts) -> None` unless named. Read in this order, bare
+paths as the flag of what they hold: what the launch line sets counts over the environment around it, and states are
+compared with a target that is known by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What the user pointed the doctor at, one field a flag of `eagle3lab doctor`; empty means not given.
-
-    They are read in this order, bare paths as the flag of what they hold: what the launch line sets counts over the
-    environment around it, and states are compared with a target that is known by then.
-    """
+    """What the user pointed the doctor at, one field a flag of `eagle3lab doctor`; empty means not given."""
 
     env: str = ""
     launch: str = ""

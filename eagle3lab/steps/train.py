@@ -131,7 +131,7 @@ def train_drafter(
         world: the ranks that train together; rank 0 writes.
     """
     world = world or join()
-    if world.lead(lambda: run.step_state("train") == "ok" and not _reopened(run)):
+    if world.lead(lambda: run.step_state("train") == "ok" and not _reopen(run)):
         return finished_training(run)
     with run.recording("train") if world.leader else contextlib.nullcontext():
         profile = load_profile(run.manifest.profile)
@@ -172,8 +172,8 @@ def train_drafter(
     return finished_training(run)
 
 
-def _reopened(run: Run) -> bool:
-    """Whether `max_seconds` ended the training; what was measured with that drafter is then forgotten with it."""
+def _reopen(run: Run) -> bool:
+    """Forget a training that `max_seconds` ended, with what was measured with its drafter; False for a finished one."""
     truncated = finished_training(run).truncated
     if truncated:
         run.forget("train")

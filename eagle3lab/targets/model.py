@@ -116,9 +116,7 @@ class Target:
         if any(not 0 <= point < self.blocks for point in wanted):
             raise PointsError(f"points {wanted} of a target with {self.blocks} blocks", rule="0 <= point < blocks")
         if not self.layers:
-            raise UsageError(
-                "forward of a target whose blocks were released", rule="load it again: load_target(folder)"
-            )
+            raise UsageError("forward of a target whose blocks were released", fix="load_target(folder) loads it again")
         options: dict[str, Any] = {"use_cache": cache is not None}
         if cache is not None:
             options[self._cache_name] = cache

@@ -293,7 +293,7 @@ class Trainer:
             self.reader, range(result.steps_done, s.steps),
             one_core=not self.store.live, end=getattr(self.store, "stop_waiting", None),
         )  # fmt: skip
-        told = cut = False
+        cut = False
         for step, share in shares:
             done = step + 1
             told = done % s.log_every == 0 or done == s.steps
@@ -316,10 +316,10 @@ class Trainer:
                         self.save()
             if cut:
                 break
-        if cut:  # after the checkpoint: a training that goes on from it knows nothing of this end
-            result.truncated = True
-            if not told:
-                self._tell(result.steps_done, meter, progress)
+        # After the checkpoint: a training that goes on from it knows nothing of this end.
+        result.truncated = cut
+        if cut and not told:
+            self._tell(result.steps_done, meter, progress)
         self.evaluate(result.steps_done)
         result.seconds = before + meter.seconds()
         if self.lines is not None:

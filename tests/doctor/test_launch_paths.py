@@ -35,6 +35,10 @@ def test_folders_on_this_disk(line: str, wrong: str, right: str, tmp_path: Path,
     assert faults(found) == [("error", "launch-algorithm")]
     assert [f.subject for f in found if f.code == "also-read"] == [str(draft), str(target)]
     assert faults(visited(line.format(how=right, draft=draft, target=target))) == []
+    script = tmp_path / "serve.sh"  # a line in a file that no flag names
+    script.write_text(line.format(how=wrong, draft=draft, target=target) + "\n")
+    bare = visit(Inputs(paths=(str(script),))).findings
+    assert [(f.code, f.message) for f in bare] == [(f.code, f.message) for f in found]
 
 
 def test_what_is_given_counts_over_what_is_named(tmp_path: Path, target: Path) -> None:  # noqa: F811
