@@ -27,6 +27,8 @@ class Preset:
         precision: what capture and training compute in: bf16, fp32, or auto: the target's own type where this processor
             is faster in it, else fp32 (`eagle3lab.core.precision`).
         head_rows: rows of the drafter's head that one step's loss is taken over; 0 = all.
+        train_lm_head: whether the head is trained; if not, it stays the target's rows.
+        feature_weight: of the feature term (`eagle3lab.training.loss`); 0 = none.
         eval_prompts: held-out prompts of each set (`own` and `fresh`) that acceptance is measured on.
         max_new_tokens: tokens generated for one evaluation prompt, or until the target ends by itself.
         humaneval: whether HumanEval's 164 prompts are measured too.
@@ -45,6 +47,8 @@ class Preset:
     max_new_tokens: int
     humaneval: bool
     control_prompts: int
+    train_lm_head: bool = True
+    feature_weight: float = 0.0
     convention: Convention = "served"
     precision: Precision = "auto"
 
@@ -61,6 +65,8 @@ PRESETS = {
             ttt_steps=2,
             learning_rate=2e-3,
             head_rows=1536,
+            train_lm_head=False,
+            feature_weight=10.0,
             eval_prompts=4,
             max_new_tokens=24,
             humaneval=False,
@@ -75,6 +81,8 @@ PRESETS = {
             ttt_steps=2,
             learning_rate=3e-3,
             head_rows=1536,
+            train_lm_head=False,
+            feature_weight=10.0,
             eval_prompts=64,
             max_new_tokens=128,
             humaneval=False,
@@ -97,7 +105,7 @@ PRESETS = {
     )
 }
 
-MAY_BE_ZERO = ("head_rows", "control_prompts")
+MAY_BE_ZERO = ("head_rows", "feature_weight", "control_prompts")
 OVERRIDABLE = tuple(field.name for field in dataclasses.fields(Preset) if field.name != "name")
 """Amounts that `eagle3lab run -p NAME=VALUE` and a sweep may change for one run."""
 

@@ -30,7 +30,7 @@ from eagle3lab.training import checkpoints
 from eagle3lab.training.batches import States
 from eagle3lab.training.distributed import World, join, whole
 from eagle3lab.training.sources import FollowedStates, OnlineStates
-from eagle3lab.training.trainer import Trainer, TrainSettings, Watching
+from eagle3lab.training.trainer import FULL_HEAD_SHARE, Trainer, TrainSettings, Watching
 
 TRAINING = "training.json"
 """The curve of a run's training, in its directory."""
@@ -101,6 +101,9 @@ def train_settings(preset: Preset, seed: int, chain: int, compute: str) -> Train
         chain=chain,
         learning_rate=preset.learning_rate,
         head_rows=preset.head_rows,
+        full_head_share=FULL_HEAD_SHARE if preset.train_lm_head else 0.0,  # a head that stays has nothing to set right
+        train_lm_head=preset.train_lm_head,
+        feature_weight=preset.feature_weight,
         seed=seed,
         convention=preset.convention,
         precision="fp32" if compute == "float32" else "bf16",
@@ -198,7 +201,8 @@ def _write(run: Run, drafter: Eagle3Drafter, trainer: Trainer, record: dict[str,
     """The drafter, the best one where that was an earlier one, the curve, and the run's metrics."""
     result = trainer.result
     save_drafter(drafter, run.drafter, record=record)
-    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in drafter.named_children()}
+    trained = [part for part in drafter.named_children() if trainer.settings.train_lm_head or part[0] != "lm_head"]
+    counts = {name: sum(p.numel() for p in part.parameters()) for name, part in trained}
     write_json(run.path / TRAINING, {**asdict(result), "parameters": counts, "seconds": round(result.seconds, 3)})
     best = result.best["step"] if result.best else result.steps_done
     if best < result.steps_done and checkpoints.load_weights(run.drafter, best, drafter):

@@ -149,4 +149,5 @@ def _gather(batch: Packed, masks: Tensor, scale: Tensor) -> Supervision:
     counted = taught[:, teacher]
     slots = teacher - torch.arange(1, steps + 1)[:, None]
     rows = torch.where(counted, row_of[slots.clamp_min(0)], 0)
-    return Supervision(teacher, rows, counted * scale[:, None], counted, torch.zeros_like(teacher))
+    weights = counted * scale[:, None]
+    return Supervision(teacher, rows, weights, weights, counted, torch.zeros_like(teacher))

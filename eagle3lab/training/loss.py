@@ -5,6 +5,10 @@ teacher's probabilities are computed once and shared by all steps (slot t at ste
 drafter's logits live for the chunk only: one matrix product makes them, blocks of rows that fit in a cache turn them
 into loss, hits and their own gradient in place, and two products carry that on. A teacher position that trains nothing
 and cannot be a hit (out of vocabulary) is left out. Gradients are exact. `reference_loss` is the plain version.
+
+A feature term may be added: |h - t|^2 / |t|^2, the squared distance of the drafter's normed state from the target's
+own, which the teacher's head reads. It needs no head at all, so tokens out of the draft vocabulary have it too. EAGLE
+(arXiv 2401.15077) trains with such a term and EAGLE-3 without; what it does here is in the log of results.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class Supervision:
         teacher: int64 [J], slot whose last state is the teacher, ascending.
         rows: int64 [K, J], active row that this teacher teaches at step k (any valid row where the weight is 0).
         weights: float32 [K, J], weight of the pair; includes step weight and normalisation. 0 = not trained.
+        feature_weights: float32 [K, J], the same before any vocabulary rule: weight of the pair in the feature term.
         counted: bool [K, J], pairs in the accuracy's denominator (supervised, out-of-vocabulary included).
         labels: int64 [J], draft id of the target's choice, -1 = out of the draft vocabulary (never a hit).
     """
@@ -44,17 +49,22 @@ class Supervision:
     teacher: Tensor
     rows: Tensor
     weights: Tensor
+    feature_weights: Tensor
     counted: Tensor
     labels: Tensor
 
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums of one batch, per step [K]: divide only at display."""
+    """Sums of one batch, per step [K]: divide only at display.
+
+    loss: without the feature term; feature: that term, not multiplied by `feature_weight`.
+    """
 
     loss: Tensor
     hits: Tensor
     counted: Tensor
+    feature: Tensor
     expected: Tensor | None = None
 
 
@@ -68,6 +78,7 @@ class _FusedLoss(torch.autograd.Function):
         supervision: Supervision,
         kind: LossKind,
         temperature: float,
+        feature_weight: float,
         sums: StepSums,
         *hidden: Tensor,
     ) -> Tensor:
@@ -78,6 +89,8 @@ class _FusedLoss(torch.autograd.Function):
         grads = [torch.zeros_like(h) for h in hidden] if asked else []
         sums.counted += supervision.counted.sum(-1)
         useful = (supervision.weights != 0) | (supervision.counted & (supervision.labels >= 0))
+        if feature_weight:
+            useful |= supervision.feature_weights != 0
         teaching = useful.any(0).nonzero().squeeze(-1)
         if grad_head is not None and not len(teaching):
             grad_head.zero_()
@@ -85,7 +98,8 @@ class _FusedLoss(torch.autograd.Function):
             rows = supervision.rows[:, piece]
             h = torch.stack([hidden[k][rows[k]] for k in range(steps)], 1)
             logits = torch.mm(h.flatten(0, 1), weight.T).view(len(piece), steps, -1)
-            taught = torch.mm(last[supervision.teacher[piece]].to(compute), teacher_weight.T)
+            states = last[supervision.teacher[piece]]
+            taught = torch.mm(states.to(compute), teacher_weight.T)
             _logits_to_gradient(
                 kind,
                 logits,
@@ -98,13 +112,15 @@ class _FusedLoss(torch.autograd.Function):
             )
             if grad_head is not None:
                 _add_product(grad_head, logits.flatten(0, 1), h.flatten(0, 1), first=number == 0)
-            if not asked:
+            dh = torch.mm(logits.flatten(0, 1), weight).view(h.shape) if asked else None
+            if feature_weight:
+                _add_feature_term(h, states, supervision.feature_weights[:, piece].T, sums, dh, feature_weight)
+            if dh is None:
                 continue
-            dh = torch.mm(logits.flatten(0, 1), weight).view(h.shape)
             for k, grad in enumerate(grads):  # a row has one teacher a step; an untrained pair adds exactly zero
                 grad.index_add_(0, rows[k], dh[:, k])
         ctx.grad_head, ctx.grads = grad_head, grads
-        return sums.loss.sum().float()
+        return (sums.loss + feature_weight * sums.feature).sum().float()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -113,7 +129,7 @@ class _FusedLoss(torch.autograd.Function):
         if grad.is_cuda or float(grad) != 1.0:  # reading a CUDA scalar would wait for the device
             head = head.mul_(grad) if head is not None else None
             grads = [g.mul_(grad.to(g.dtype)) for g in grads]
-        return head, None, None, None, None, None, None, *grads
+        return head, None, None, None, None, None, None, None, *grads
 
 
 def chunk_rows(dtype: torch.dtype) -> int:
@@ -194,6 +210,21 @@ def _logits_to_gradient(
         source.copy_(slope.mul_(w.unsqueeze(-1)))
 
 
+def _add_feature_term(
+    h: Tensor, states: Tensor, weights: Tensor, sums: StepSums, dh: Tensor | None, feature_weight: float
+) -> None:
+    """Add w |h - t|^2 / |t|^2 to the sums, and its gradient times `feature_weight` to dh.
+
+    h, dh [c, K, H], states t [c, H], weights w [c, K]. Arithmetic is float32.
+    """
+    target = states.float()
+    gap = h.float() - target.unsqueeze(1)
+    scaled = weights / target.square().sum(-1, keepdim=True)
+    sums.feature += (gap.square().sum(-1) * scaled).sum(0).double()
+    if dh is not None:
+        dh.add_((gap * (2 * feature_weight * scaled).unsqueeze(-1)).to(dh.dtype))
+
+
 def _softmax(x: Tensor, out: Tensor) -> None:
     """Softmax over the last axis into `out`, which may be `x`."""
     torch.ops.aten._softmax.out(x, -1, False, out=out)
@@ -230,6 +261,7 @@ def ttt_loss(
     *,
     kind: LossKind = "ce",
     temperature: float = 1.0,
+    feature_weight: float = 0.0,
     expected: bool = False,
 ) -> tuple[Tensor, StepSums]:
     """Weighted loss over all steps, differentiable in `hidden` and `head`.
@@ -240,14 +272,16 @@ def ttt_loss(
         teacher_head: target's head restricted to the kept rows [Vd, Ht]; the teacher is renormalised on them.
         last: [N, Ht] target states after the final norm.
         temperature: of the teacher; below 1 its distribution is sharpened towards the greedy choice.
+        feature_weight: of the feature term; 0 = none. With it, H must be Ht.
         expected: also sum the expected acceptance sum(min(p, q)).
 
     Returns:
         loss (scalar) and the sums per step.
     """
     zeros = torch.zeros(len(hidden), dtype=torch.float64, device=hidden[0].device)
-    sums = StepSums(zeros.clone(), zeros.clone(), zeros.clone(), zeros.clone() if expected else None)
-    return _FusedLoss.apply(head, teacher_head, last, supervision, kind, temperature, sums, *hidden), sums
+    sums = StepSums(*(zeros.clone() for _ in range(4)), zeros.clone() if expected else None)
+    loss = _FusedLoss.apply(head, teacher_head, last, supervision, kind, temperature, feature_weight, sums, *hidden)
+    return loss, sums
 
 
 def reference_loss(
@@ -259,6 +293,7 @@ def reference_loss(
     *,
     kind: LossKind = "ce",
     temperature: float = 1.0,
+    feature_weight: float = 0.0,
 ) -> Tensor:
     """The same loss with full logits and autograd. Arguments as `ttt_loss`."""
     p = (last[supervision.teacher] @ teacher_head.T).float().div(temperature).softmax(-1)
@@ -273,4 +308,8 @@ def reference_loss(
             overlap = torch.minimum(p, log_q.exp()).sum(-1)
             value = 1 - overlap if kind == "tv" else -overlap.clamp_min(1e-6).log()
         total = total + (value * supervision.weights[k]).sum()
+        if feature_weight:
+            states = last[supervision.teacher].float()
+            error = (h[supervision.rows[k]].float() - states).square().sum(-1) / states.square().sum(-1)
+            total = total + feature_weight * (error * supervision.feature_weights[k]).sum()
     return total

@@ -39,6 +39,7 @@ from eagle3lab.training.watch import Guard, Lines, Window, fc_stds
 
 COUNTED_SAMPLES = 2000
 """Samples that are read to count tokens for `head_rows`."""
+FULL_HEAD_SHARE = 0.05
 SNAPSHOT_SHARES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 """fc is saved at these shares of the steps: the trajectory that `inspect` draws."""
 
@@ -71,10 +72,13 @@ class TrainSettings:
     """Base of the step weights; None = the convention's."""
     head_rows: int = 0
     """Rows of the head that a step's loss is taken over (`training.head_rows`); 0 = all."""
-    full_head_share: float = 0.05
+    full_head_share: float = FULL_HEAD_SHARE
     """Last share of the steps, over all rows whatever `head_rows` says."""
     precision: Literal["bf16", "fp32"] = "bf16"
+    feature_weight: float = 0.0
+    """Of the feature term (`training.loss`): how near the drafter's normed state is to the target's. 0 = none."""
     train_lm_head: bool = True
+    """False: the head stays the target's rows."""
     seed: int = 0
     log_every: int = 10
     evaluate_every: int = 0
@@ -147,6 +151,13 @@ class Trainer:
     ) -> None:
         if not train:
             raise TrainingError("0 training samples", rule="capture at least one conversation with a reply")
+        if settings.feature_weight and drafter.config.hidden_size != drafter.config.target_hidden_size:
+            raise TrainingError(
+                f"feature_weight {settings.feature_weight:g}, a drafter of hidden size {drafter.config.hidden_size} "
+                f"and a target of {drafter.config.target_hidden_size}",
+                rule="the feature term compares their states, so both have the same size",
+                fix="feature_weight=0",
+            )
         s, self.world, self.watching, self.note = settings, world or World(), watching or Watching(), note
         self.drafter, self.store, self.settings, self.folder = drafter, store, settings, folder
         self.train, self.held_out = list(train), list(held_out)
@@ -234,7 +245,7 @@ class Trainer:
                 labels, teacher = places(rows, choice), teacher[rows]
             return ttt_loss(
                 hidden, weight, teacher, batch.last, labelled(s.convention, bare, labels),
-                kind=s.loss, temperature=s.teacher_temperature, expected=told,
+                kind=s.loss, temperature=s.teacher_temperature, feature_weight=s.feature_weight, expected=told,
             )  # fmt: skip
 
         sums: StepSums | None

@@ -29,13 +29,14 @@ LEAST_STEPS = 30
 LEAST_DROP, NOISE = 0.01, 3
 """A loss has left its start when the later half of its steps lies below the first quarter by this share of it, or by so
 many standard errors where that is more."""
-FIELDS = 5
+FIELDS = 6
 
 
 class Window:
-    """Numbers of the steps since the last row: loss, gradient norm, and five sums of each TTT step.
+    """Numbers of the steps since the last row: loss, gradient norm, and six sums of each TTT step.
 
-    The sums: weighted loss, hits, counted pairs, expected acceptance, and the counted pairs of the steps that had it.
+    The sums: weighted loss, hits, counted pairs, feature term, expected acceptance, and the counted pairs of the steps
+    that had it.
     They are 0 in steps whose sums were not computed (`Trainer.step`).
     """
 
@@ -51,11 +52,11 @@ class Window:
         fields = (none,) * FIELDS
         if sums is not None:
             expected = (none, none) if sums.expected is None else (sums.expected, sums.counted)
-            fields = (sums.loss, sums.hits, sums.counted, *expected)
+            fields = (sums.loss, sums.hits, sums.counted, sums.feature, *expected)
         self._pending.append(torch.cat([scalars, *fields]))
 
     def fetch(self, world: World) -> Tensor:
-        """float64 [n, 2 + 5K] of all steps so far, over all ranks; every rank must call it."""
+        """float64 [n, 2 + 6K] of all steps so far, over all ranks; every rank must call it."""
         if self._pending:
             block = torch.stack(self._pending)
             norms = block[:, 1].clone()  # the norm is that of the whole gradient already
@@ -76,12 +77,13 @@ class Window:
     def row(self) -> dict[str, Any]:
         """What the fetched steps say, divided only here."""
         fields = self.seen[:, 2:].view(-1, FIELDS, self.depth)
-        loss, hits, counted, expected, measured = fields.sum(0)
+        loss, hits, counted, feature, expected, measured = fields.sum(0)
         steps = max(int((fields[:, 2].sum(-1) > 0).sum()), 1)
         accuracy = _rates(hits, counted)
         return {
             "loss": float(loss.sum()) / steps,
             "loss_by_step": (loss / steps).tolist(),
+            "feature_error_by_step": (feature / steps).tolist() if feature.any() else None,
             "accuracy_by_step": accuracy,
             "hits": hits.tolist(),
             "counted": counted.tolist(),

@@ -83,6 +83,8 @@ def preset_rows() -> dict[str, list[str]]:
         "optimiser steps x tokens": [f"{p.train_steps:,} x {p.batch_tokens}" for p in presets],
         "draft vocabulary": [f"{p.draft_vocab_size:,}" for p in presets],
         "head rows a step": [f"{p.head_rows:,}" for p in presets],
+        "head": ["trained" if p.train_lm_head else "the target's rows" for p in presets],
+        "weight of the feature term": [f"{p.feature_weight:g}" for p in presets],
         "evaluation prompts a set x new tokens": [
             f"{p.eval_prompts} x {p.max_new_tokens}" + (", and HumanEval" if p.humaneval else "") for p in presets
         ],

@@ -91,9 +91,10 @@ def test_memory_equals_a_measured_peak(tmp_path):
     assert jobs.launch(_peak, tmp_path / "peak") == [0]
     measured, parameters = map(int, (tmp_path / "peak").read_text().split())
     ours = estimate.memory(_config(), parameters, tokens=TOKENS, steps=4, compute=torch.float32).total
-    assert 0.9 * measured < ours < 1.5 * measured, (measured, ours)
+    # peaks of the same two steps differ by a tenth from process to process: what the C library keeps is not the same
+    assert 0.8 * measured < ours < 1.5 * measured, (measured, ours)
     # the wrong version: activations of one TTT step only
-    assert estimate.memory(_config(), parameters, tokens=TOKENS, steps=1, compute=torch.float32).total < 0.9 * measured
+    assert estimate.memory(_config(), parameters, tokens=TOKENS, steps=1, compute=torch.float32).total < 0.8 * measured
 
 
 def test_more_shards_need_less_each():

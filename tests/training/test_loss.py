@@ -18,14 +18,14 @@ STEPS = 4
 CONVENTIONS = get_args(Convention)
 
 
-def gradients(drafter, batch, supervision, teacher, *, fused, kind="ce", temperature=1.0):
+def gradients(drafter, batch, supervision, teacher, *, fused, **kind):
     drafter.zero_grad()
     hidden = drafter(batch, STEPS, ttt_attention if fused else reference_attention)
     head = drafter.lm_head.weight
     if fused:
-        loss, _ = ttt_loss(hidden, head, teacher, batch.last, supervision, kind=kind, temperature=temperature)
+        loss, _ = ttt_loss(hidden, head, teacher, batch.last, supervision, **kind)
     else:
-        loss = reference_loss(hidden, head, teacher, batch.last, supervision, kind=kind, temperature=temperature)
+        loss = reference_loss(hidden, head, teacher, batch.last, supervision, **kind)
     loss.backward()
     return float(loss.detach()), {name: p.grad.clone() for name, p in drafter.named_parameters()}
 
@@ -40,14 +40,15 @@ def setup():
     return drafter, torch.randn(60, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
+@pytest.mark.parametrize("feature_weight", [0.0, 3.0])
 @pytest.mark.parametrize(("kind", "temperature"), [("ce", 1.0), ("ce", 0.5), ("kl", 1.0), ("tv", 1.0), ("lk", 1.0)])
 @pytest.mark.parametrize("convention", CONVENTIONS)
-def test_fused_equals_reference(setup, convention, kind, temperature):
+def test_fused_equals_reference(setup, convention, kind, temperature, feature_weight):
     drafter, teacher = setup
     batch = random_batch(STEPS, (33, 21, 40), (9, 0, 38), convention=convention)
     supervision = supervise(convention, batch, STEPS, drafter.draft_ids(batch.shifted(batch.input_ids, 1)))
-    ours = gradients(drafter, batch, supervision, teacher, fused=True, kind=kind, temperature=temperature)
-    plain = gradients(drafter, batch, supervision, teacher, fused=False, kind=kind, temperature=temperature)
+    asked = {"kind": kind, "temperature": temperature, "feature_weight": feature_weight}
+    ours, plain = (gradients(drafter, batch, supervision, teacher, fused=fused, **asked) for fused in (True, False))
     assert abs(ours[0] - plain[0]) < 1e-5 * abs(plain[0])
     assert worst(ours[1], plain[1]) < 1e-5
 
@@ -62,14 +63,47 @@ def test_out_of_vocabulary_rule_changes_gradients(setup):
     assert worst(wrong[1], right[1]) > 1e-2
 
 
-def test_packing_equals_one_sample_at_a_time(setup):
+def test_feature_term_is_of_every_pair_in_or_out_of_the_vocabulary(setup):
+    """Against pairs by hand; a term that leaves out what the vocabulary lacks, or takes the state one slot early, is
+    another number."""
+    drafter, teacher = setup
+    batch = random_batch(STEPS, (33, 21), (9, 0))
+    choice = drafter.draft_ids(batch.shifted(batch.input_ids, 1))
+    supervision = supervise("served", batch, STEPS, choice)
+    hidden = [h.detach() for h in drafter(batch, STEPS)]
+
+    def term(late: int, known_only: bool) -> list[float]:
+        sums = []
+        for k, h in enumerate(hidden):
+            total = 0.0
+            for segment in batch.segments:
+                counted = slot_mask("served", batch.mask[segment.start : segment.stop], k).nonzero().flatten().tolist()
+                for slot in counted:
+                    at = segment.start + slot + k + 1
+                    if known_only and choice[at] < 0:
+                        continue
+                    mine = h[int((batch.active == segment.start + slot).nonzero())]
+                    state = batch.last[at - 1 + late]
+                    total += float((mine - state).square().sum() / state.square().sum())
+            sums.append(total * 0.8**k / int(supervision.counted[0].sum()))
+        return sums
+
+    loss, sums = ttt_loss(hidden, drafter.lm_head.weight, teacher, batch.last, supervision, feature_weight=2.0)
+    assert sums.feature.tolist() == pytest.approx(term(1, False), rel=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(sums.loss.sum() + 2 * sums.feature.sum()), rel=1e-6)
+    for wrong in (term(0, False), term(1, True)):
+        assert sums.feature.tolist() != pytest.approx(wrong, rel=1e-3)
+
+
+@pytest.mark.parametrize("feature_weight", [0.0, 3.0])
+def test_packing_equals_one_sample_at_a_time(setup, feature_weight):
     """No leakage across samples at any step: the packed gradient is the weighted sum of single ones."""
     drafter, teacher = setup
     lengths, prompts = (33, 21, 26), (9, 4, 11)
     batch = random_batch(STEPS, lengths, prompts)
     choice = drafter.draft_ids(batch.shifted(batch.input_ids, 1))
     packed = supervise("served", batch, STEPS, choice)
-    whole = gradients(drafter, batch, packed, teacher, fused=True)
+    whole = gradients(drafter, batch, packed, teacher, fused=True, feature_weight=feature_weight)
     total: dict[str, torch.Tensor] = {}
     from eagle3lab.training.conventions import pack_for
 
@@ -87,7 +121,8 @@ def test_packing_equals_one_sample_at_a_time(setup):
         chosen = drafter.draft_ids(single.shifted(single.input_ids, 1))
         supervision = supervise("served", single, STEPS, chosen)
         share = float(supervision.counted[0].sum()) / float(packed.counted[0].sum())
-        for name, grad in gradients(drafter, single, supervision, teacher, fused=True)[1].items():
+        alone = gradients(drafter, single, supervision, teacher, fused=True, feature_weight=feature_weight)[1]
+        for name, grad in alone.items():
             total[name] = total.get(name, 0) + share * grad
     assert worst(whole[1], total) < 1e-5
 

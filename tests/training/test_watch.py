@@ -119,7 +119,7 @@ def test_fc_ratio():
 
 def test_nothing_counted_is_unknown():
     window = Window(1)
-    sums = watch.StepSums(*(torch.zeros(1, dtype=torch.float64) for _ in range(3)))
+    sums = watch.StepSums(*(torch.zeros(1, dtype=torch.float64) for _ in range(4)))
     window.add(torch.tensor(1.0), torch.tensor(1.0), sums)
     window.fetch(World())
     assert window.row()["accuracy_by_step"] == [None]
