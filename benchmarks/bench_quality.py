@@ -68,12 +68,19 @@ class Arm:
     all_tokens: bool = False
 
 
+FEW = {"head_rows": 1536, "full_head_share": 0.1, "ttt_steps": 2}
+KEPT = {"train_lm_head": False, "full_head_share": 0.0}
 ARMS = {
     "base": Arm(),
     "head-rows": Arm(settings={"head_rows": 1536, "full_head_share": 0.1}),
     "head-rows-always": Arm(settings={"head_rows": 1536, "full_head_share": 0.0}),
     "head-rows-vocab-16384": Arm(settings={"head_rows": 1536, "full_head_share": 0.1}, draft_vocab_size=16384),
-    "head-rows-K-2": Arm(settings={"head_rows": 1536, "full_head_share": 0.1, "ttt_steps": 2}),
+    "head-rows-K-2": Arm(settings=FEW),
+    "feature-10": Arm(settings={**FEW, "feature_weight": 10.0}),
+    "head-kept": Arm(settings={**FEW, **KEPT}),
+    "head-kept-feature-3": Arm(settings={**FEW, **KEPT, "feature_weight": 3.0}),
+    "head-kept-feature-10": Arm(settings={**FEW, **KEPT, "feature_weight": 10.0}),
+    "head-kept-feature-30": Arm(settings={**FEW, **KEPT, "feature_weight": 30.0}),
     "points-2-15-29": Arm(points=(2, 15, 29)),
     "wide-mlp-2x": Arm(wide=2),
     "prompts-too": Arm(all_tokens=True),
@@ -197,8 +204,11 @@ def train(
     with tempfile.TemporaryDirectory() as folder:
         trial = Trainer(drafter, target, view, train_on, [], settings, Path(folder))
         shares = [trial.reader(step) for step in range(24)]
+        depth, head_trained = settings.ttt_steps, settings.train_lm_head
         some, every = (
-            statistics.mean(step_flops(drafter, s.batch, s.bare, settings.ttt_steps, rows(s)) for s in shares)
+            statistics.mean(
+                step_flops(drafter, s.batch, s.bare, depth, rows(s), head_trained=head_trained) for s in shares
+            )
             for rows in (lambda s: None if s.rows is None else len(s.rows), lambda s: None)
         )
         full = settings.full_head_share if settings.head_rows else 1.0
