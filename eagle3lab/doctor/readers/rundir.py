@@ -76,7 +76,10 @@ def _learning_rates(training: Mapping[str, Any], path: Path, facts: Facts) -> No
 def _acceptance(metrics: Mapping[str, Any], path: Path, facts: Facts) -> None:
     measured = {name: found for name, found in mapping(metrics.get("sets")).items() if "counts" in mapping(found)}
     if measured or "counts" in metrics:
-        facts.put("acceptance", {"sets": measured} if measured else metrics, str(path))
+        top = {key: metrics[key] for key in ("accept_length", "accept_rate", "counts") if key in metrics}
+        if str(metrics.get("headline")) in measured or metrics.get("headline") not in mapping(metrics.get("sets")):
+            top |= {"headline": metrics.get("headline")}
+        facts.put("acceptance", {**top, "sets": measured} if measured else metrics, str(path))
     else:
         facts.could_not("acceptance", f"{path} has neither `counts` nor `sets` with counts")
 
