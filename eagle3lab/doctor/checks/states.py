@@ -148,7 +148,9 @@ def swapped(facts: Facts) -> Iterator[Finding]:
         text = f"sample {i} has {len(seen[i])} rows of states for {len(text_of[i])} tokens"
         yield error("samples", text, actual=len(seen[i]), needed=len(text_of[i]), **evidence)
     if not moved and not wrong and not late:
-        yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
+        counts = [min(len(s), len(t) - 1) for s, t in zip(seen, text_of, strict=True)]
+        known = [(rate, count) for rate, count in zip(own, counts, strict=True) if rate is not None]
+        yield from _outliers([rate for rate, _ in known], "samples", evidence, [count for _, count in known])
     recipe, rows = str(facts.get("recipe") or ""), max(map(len, seen), default=0)
     for group in copied_rows(recipe, rows):
         yield repeated(group, "states", [group])
