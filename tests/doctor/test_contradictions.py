@@ -164,3 +164,57 @@ def test_a_run_is_read_with_its_headline(tmp_path: Path) -> None:
         (tmp_path / "metrics.json").write_text(json.dumps(metrics(accept_length=top)["acceptance"]))
         told = [f for f in visit(Inputs(run=str(tmp_path))).findings if f.subject == "headline"]
         assert bool(told) is wrong
+
+
+CURVE = [{"step": step, "loss": 9.0 - 0.1 * step, "gradient_norm": 1.0} for step in range(30)]
+SAVED = {"step": 100, "weights": True, "optimizer": True, "scheduler": {"last_step": 100}, "rng": True, "sampler": True}
+NAN = float("nan")
+
+
+def curve(at: int, **values: Any) -> dict[str, Any]:
+    return {"curve": [{**row, **values} if row["step"] == at else row for row in CURVE]}
+
+
+def notebook(**values: Any) -> dict[str, Any]:
+    return {"status": {"notebooks": {"03_train": {"status": "ok", "cells": 13, **values}}}}
+
+
+def fc(last: float) -> dict[str, Any]:
+    return {"fc_trajectory": [{"step": "0", "std": 0.01, "moved": 0.0}, {"step": "9", "std": last, "moved": 2.0}]}
+
+
+AVERAGES = {"loss_over_all_positions": 4.8, "loss_over_masked_positions": 4.8, "masked_share": 1.0}
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "a step in words": ({"run": {**SAVED, "step": "100"}}, {"run": SAVED}, "error", "step is '100'"),
+    "nan in both runs": (
+        {"losses_straight": [3.0, NAN, NAN], "losses_resumed": [3.0, NAN, 1.0]},
+        {"losses_straight": [3.0, None, 2.0], "losses_resumed": [3.0, None, 2.0]},
+        "error",
+        "the loss is not finite at step 2 of both runs",
+    ),
+    "a loss that is nan": ({**AVERAGES, "loss_over_all_positions": NAN}, AVERAGES, "error", "is not finite"),
+    "a share of 2.5": ({**AVERAGES, "masked_share": 2.5}, AVERAGES, "error", "masked_share is 2.5"),
+    "a negative loss": (curve(7, loss=-3.0), curve(7, loss=0.02), "warning", "the loss is -3 at step 7"),
+    "a gradient of nan": (
+        curve(7, gradient_norm=NAN),
+        curve(1, gradient_norm=float("inf")),  # a loss scale that is too high at first
+        "warning",
+        "not finite in 1 of 30 log rows, first at step 7",
+    ),
+    "the last gradient": (curve(29, gradient_norm=NAN), curve(29, gradient_norm=None), "error", "first at step 29"),
+    "a held-out nan": (
+        {"curve": CURVE, "held_out": [{"step": 5, "simulated_accept_length": NAN}]},
+        {"curve": CURVE, "held_out": [{"step": 5, "simulated_accept_length": None}]},
+        "error",
+        "simulated_accept_length is nan at step 5",
+    ),
+    "cells that did not run": (notebook(ran=3), notebook(ran=13), "error", "said to be ok, and 3 of its 13 cells ran"),
+    "fc grows": (fc(0.5), fc(0.09), "warning", "fc grew 50 times"),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_said_of_the_run_alone(name: str) -> None:
+    bad, good, severity, part = RUNS[name]
+    assert any(found == severity and part in message for found, message in serious(bad)), serious(bad)
+    assert not serious(good)

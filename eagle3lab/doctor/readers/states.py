@@ -23,6 +23,7 @@ from eagle3lab.doctor.readers.states_rows import measure
 from eagle3lab.doctor.readers.states_target import compare_with_target
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.views import id_list, items, mapping
+from eagle3lab.inspection.record import RECORD
 
 SHARD_LIMIT = 100_000
 FAULTS = 20
@@ -52,7 +53,8 @@ def read(value: str, facts: Facts) -> None:
     faults = [] if not parsed else manifest_faults(parsed)
     facts.put("states", {**parsed, "faults": faults} if faults else parsed, str(folder / "manifest.json"))
     points = id_list(parsed.get("points"))
-    if points is not None and not facts.has("states_manifest_resid_pre"):
+    known = facts.sources.get("states_manifest_resid_pre", RECORD)
+    if points is not None and known.endswith(RECORD):  # what a drafter's record says gives way
         facts.put("states_manifest_resid_pre", points, str(folder / "manifest.json"))
     shards, headers = _shards(folder, files, parsed)
     _look_at_ids(shards, headers, facts)
