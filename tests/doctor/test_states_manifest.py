@@ -127,3 +127,10 @@ def test_lists_that_agree(tmp_path: Path, family: str, ids: list[int]) -> None:
     said = {**IDENTITY, "family": family, "points_checkpoint": ids, "points": points}
     found = serious(write(tmp_path / "s", whole(), **said))
     assert not any("points_checkpoint" in one for one in found), found
+
+
+@pytest.mark.parametrize("manifest", ["{}", '{"schema": "eagle3lab-run/1", "profile": "smollm2"}'])
+def test_a_folder_of_something_else(tmp_path: Path, manifest: str) -> None:
+    """A run has a manifest.json too, and no shard: that is said, not passed over."""
+    (tmp_path / "manifest.json").write_text(manifest)
+    assert any("manifest.json is none of eagle3lab-states/1" in one for one in serious(tmp_path))

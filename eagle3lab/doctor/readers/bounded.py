@@ -64,7 +64,7 @@ def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
     """The file as UTF-8 text (a byte-order mark is dropped)."""
     raw = read_bytes(path, limit)
     if encoding_of(raw) == "utf-16":
-        raise ReadError(f"{path} is UTF-16", rule="text files are UTF-8", fix="save it as UTF-8")
+        raise ReadError(f"{path} is UTF-16, not UTF-8", rule="text files are UTF-8", fix="save it as UTF-8")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -74,7 +74,7 @@ def _values(path: Path) -> tuple[list[Any], bool]:
     with opener(path, "rb") as handle:
         raw = handle.read(TEXT_LIMIT + 1)
     if encoding_of(raw) == "utf-16":
-        raise ReadError(f"{path} is UTF-16", rule="trainers read UTF-8", fix="save it as UTF-8")
+        raise ReadError(f"{path} is UTF-16, not UTF-8", rule="trainers read UTF-8", fix="save it as UTF-8")
     text = decoded(raw[:TEXT_LIMIT])
     complete = len(raw) <= TEXT_LIMIT
     if (array := _array(text, complete)) is not None:

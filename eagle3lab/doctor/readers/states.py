@@ -47,10 +47,12 @@ def read(value: str, facts: Facts) -> None:
         return
     if outside:
         facts.could_not(f"{len(outside)} entries of {folder.name}", "they are links that lead out of it")
-    if not isinstance(parsed, dict):
+    faults: list[str] = []
+    if isinstance(parsed, dict):
+        faults = manifest_faults(parsed)
+    else:
         facts.broken(str(folder), "has no manifest.json that is a mapping", fix="eagle3lab capture writes it")
         parsed = {}
-    faults = [] if not parsed else manifest_faults(parsed)
     facts.put("states", {**parsed, "faults": faults} if faults else parsed, str(folder / "manifest.json"))
     points = id_list(parsed.get("points"))
     known = facts.sources.get("states_manifest_resid_pre", RECORD)
@@ -58,8 +60,7 @@ def read(value: str, facts: Facts) -> None:
         facts.put("states_manifest_resid_pre", points, str(folder / "manifest.json"))
     shards, headers = _shards(folder, files, parsed)
     _look_at_ids(shards, headers, facts)
-    if shards:
-        facts.put("shards", shards, str(folder))
+    facts.put("shards", shards, str(folder))
     measured = measure(headers, parsed, facts)
     if measured:
         facts.put("shard_states", measured, str(folder))
