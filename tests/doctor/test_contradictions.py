@@ -218,3 +218,31 @@ def test_said_of_the_run_alone(name: str) -> None:
     bad, good, severity, part = RUNS[name]
     assert any(found == severity and part in message for found, message in serious(bad)), serious(bad)
     assert not serious(good)
+
+
+def good(*numbers: int) -> dict[str, Any]:
+    return {"shards": [{"i": number, "state": "good"} for number in numbers], "conversations": 3}
+
+
+STATES: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "a number twice": (good(0, 0, 1), good(0, 2, 1), "error", "2 good shards have the number 0"),
+    "a share above 1": (
+        {"next_token_agreement_by_shard": [0.8, 1.3]},
+        {"next_token_agreement_by_shard": [0.8, 1.0]},
+        "error",
+        "agreement holds 1.3",
+    ),
+    "rows that are not given": (
+        {"rows_compared": 5, "cosine_to_batch_1": [1.0, 1.0]},
+        {"rows_compared": 2, "cosine_to_batch_1": [1.0, 1.0]},
+        "warning",
+        "5 rows are said to be compared, 2 cosines are given",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_said_of_the_states_alone(name: str) -> None:
+    bad, right, severity, part = STATES[name]
+    assert any(found == severity and part in message for found, message in serious(bad)), serious(bad)
+    assert not serious(right)

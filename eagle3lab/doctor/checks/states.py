@@ -202,6 +202,9 @@ def by_shard(facts: Facts) -> Iterator[Finding]:
     if len(known) != len(rates):
         yield error("agreement", "agreement holds something that is no number", actual=str(rates)[:80])
         return
+    if (beyond := next((rate for rate in known if not 0 <= rate <= 1), None)) is not None:
+        yield error("agreement", f"agreement holds {beyond:g}, a share lies between 0 and 1", actual=beyond)
+        return
     compared = [mapping(one) for one in items(facts.mapping("states").get("compared"))]
     counts = [whole(one.get("rows")) or 0 for one in compared] if len(compared) == len(known) else []
     names = [str(one.get("name"))[:80] for one in compared] if counts else []
@@ -288,6 +291,10 @@ def batch_one(facts: Facts) -> Iterator[Finding]:
         index = impossible[0]
         text = f"row {index}: {cosines[index]:g} is no cosine, they lie within -1 and 1"
         yield error("rows", text, actual=cosines[index], rows=impossible, fix="compare again: normalise both rows")
+    said = whole(facts.get("rows_compared"))
+    if said is not None and said != len(cosines):
+        text = f"{said} rows are said to be compared, {len(cosines)} cosines are given"
+        yield warning("rows", text, actual=len(cosines), needed=said, fix="give the cosine of every row")
     bad = [index for index, value in enumerate(cosines) if value is None or value < limit]
     if not bad and not impossible:
         yield info("rows", f"{len(cosines)} rows agree with a capture at batch 1", threshold=limit)
