@@ -121,6 +121,8 @@ def gauges_of(info: Mapping[str, Any]) -> list[float]:
 def settings_of(info: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Draft steps, branches and draft tokens of a /server_info, under the names of the facts."""
     flat = {**_mapping(info.get("server_args")), **info}
+    if flat.get("speculative_adaptive") is True:
+        return  # the server changes them while it runs
     for name, key in (("steps", "num_steps"), ("topk", "eagle_topk"), ("draft_tokens", "num_draft_tokens")):
         value = flat.get(f"speculative_{key}")
         if type(value) is int and value > 0:

@@ -137,8 +137,8 @@ def least_from_sglang_meta_info(
     if _first(meta, _SGLANG_NAMES["accepted"]) is not None:
         return None
     verify = steps_behind(meta) if verify is None else verify
-    if isinstance(verify, bool) or not isinstance(verify, int):
-        return None
+    if isinstance(verify, bool) or not isinstance(verify, int) or verify == 0:
+        return None  # before the first verify step nothing was accepted or rejected
     if isinstance(histogram, (list, tuple)) and histogram and all(type(count) is int for count in histogram):
         accepted = sum(j * count for j, count in enumerate(histogram))
     elif type(tokens) is int:
@@ -187,11 +187,17 @@ def from_vllm_metrics(metrics: str | Mapping[str, Any] | Iterable[Any], *, promp
     drafts, accepted = series.get("verify_steps"), series.get("accepted")
     if drafts is None or accepted is None or drafts == 0:
         return None
-    per_position = series.get("per_position")
+    per_position, proposed = series.get("per_position"), series.get("proposed")
+    if per_position and proposed is not None and proposed > drafts * len(per_position):
+        raise AcceptanceError(
+            f"{proposed} tokens drafted in {drafts} drafts of {len(per_position)} positions",
+            rule=f"at most drafts x positions = {drafts * len(per_position)}",
+            fix="read all counters at one time, from one server",
+        )
     return AcceptanceCounts(
         verify_steps=drafts,
         accepted=accepted,
-        proposed=series.get("proposed"),
+        proposed=proposed,
         histogram=histogram_from_positions(drafts, per_position) if per_position else None,
         prompt=prompt,
     )

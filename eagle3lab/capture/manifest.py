@@ -97,5 +97,7 @@ def read_manifest(folder: Path, name: str = MANIFEST) -> StatesManifest:
         ) from error
     except (ValidationError, UnicodeDecodeError) as error:
         reason = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": str(error)}
-        where = ".".join(str(part) for part in reason["loc"])
-        raise StoreError(f"{path}: {where}: {reason['msg']}", rule=f"schema {SCHEMA}") from error
+        where = ".".join(str(part) for part in reason["loc"]) or "the file"
+        raise StoreError(
+            f"{path}: {where}: {reason['msg']}", rule=f"schema {SCHEMA}", fix="capture into another folder"
+        ) from error

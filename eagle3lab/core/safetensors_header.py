@@ -19,7 +19,9 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from eagle3lab.core.errors import CheckpointError
+from eagle3lab.core.foreign_files import looks_like
 
+FETCH_AGAIN = "fetch the file again, or write it with safetensors"
 HEADER_LIMIT = 100_000_000
 """Bytes: the limit of the format's reference reader."""
 
@@ -156,12 +158,28 @@ def read_header(path: Path, *, limit: int = HEADER_LIMIT) -> Header:
             size = status.st_size
             length = header_length(path, first, size, limit)
             raw = handle.read(length)
+            tensors, metadata, duplicates = parse_header(path, raw)
     except OSError as error:
         raise HeaderError(
             "not-a-file", f"{path} cannot be read ({error.strerror})", rule="weights are readable"
         ) from error
-    tensors, metadata, duplicates = parse_header(path, raw)
+    except HeaderError as error:
+        raise error if error.kind == "not-a-file" else _told(path, error) from error
     return Header(path, size, 8 + length, tensors, metadata, duplicates)
+
+
+PEEK = 4096
+"""First bytes by which a file that is no safetensors is known."""
+
+
+def _told(path: Path, error: HeaderError) -> HeaderError:
+    """The error with what the file is instead (a zip, an HTML page, GGUF), when that can be told, and what to do."""
+    with path.open("rb") as handle:
+        looks = looks_like(handle.read(PEEK))
+    what, rule, fix = error.what, error.rule, error.fix or FETCH_AGAIN
+    if error.kind != "pointer" and looks is not None:
+        what, rule = f"{path} is {looks}", "weights are safetensors"
+    return HeaderError(error.kind, what, rule=rule, fix=fix, **error.details)
 
 
 def header_length(path: Path, first: bytes, size: int, limit: int) -> int:

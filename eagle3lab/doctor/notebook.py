@@ -26,6 +26,7 @@ _LINE_MAGIC = re.compile(r"^(\s*)([%!?])(.*)$", re.MULTILINE)
 _CELL_MAGIC = re.compile(r"\s*%%(\S*)")
 SETTING_MAGICS = {"run", "store", "reset", "pylab", "rerun", "recall"}
 """Line magics that may set any name."""
+_LANGUAGE = (("kernelspec", "language"), ("language_info", "name"))
 _FORMATTING = {"str", "repr", "format", "type", "len", "round", "int", "float", "bool", "list", "tuple", "sorted"}
 _STARTED = ("iopub.execute_input", "iopub.status.busy")
 _ENDED = ("shell.execute_reply", "iopub.status.idle")
@@ -114,8 +115,15 @@ class Notebook:
 
     @property
     def injected(self) -> Mapping[str, Any]:
-        """Parameters that papermill noted in its copy; {} in any other notebook."""
-        return mapping(mapping(self.metadata.get("papermill")).get("parameters"))
+        """Parameters that papermill noted in its copy, else those of its cell; {} in any other notebook."""
+        noted = mapping(mapping(self.metadata.get("papermill")).get("parameters"))
+        return noted or {k: v for cell in self.tagged("injected-parameters")[:1] for k, v in _literals(cell.source)}
+
+    @property
+    def python(self) -> bool:
+        """Whether its cells are Python, as far as it tells."""
+        told = (mapping(self.metadata.get(key)).get(name) for key, name in _LANGUAGE)
+        return all(str(language).lower() in ("python", "ipython", "none") for language in told)
 
     def tagged(self, tag: str) -> list[Cell]:
         """Code cells with this tag."""
@@ -173,6 +181,17 @@ def _duration(metadata: Mapping[str, Any]) -> float | None:
     except (ValueError, TypeError, OverflowError):  # no time, or one with a zone and one without
         return None
     return seconds if seconds >= 0 else None
+
+
+def _literals(source: str) -> Iterator[tuple[str, Any]]:
+    """Name and value of every plain assignment of a literal."""
+    tree = parse(source)
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            try:
+                yield node.targets[0].id, ast.literal_eval(node.value)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                continue  # float("nan"), a value that no literal writes
 
 
 @functools.lru_cache(maxsize=64)

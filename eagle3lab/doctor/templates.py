@@ -120,6 +120,12 @@ def turn_openers(text: str) -> list[str]:
     return [name for name, item in TEMPLATES.items() if name != "vicuna" and item.turn.search(text)]
 
 
+def has_delimiters(reply: str) -> bool:
+    """Whether a reply goes on into another turn, or ends with an end marker that its template writes once more."""
+    glued = any(item.header.search(reply) for name, item in TEMPLATES.items() if name not in ("vicuna", "llama2"))
+    return glued or reply.rstrip().endswith(tuple(end for item in TEMPLATES.values() for end in item.ends))
+
+
 def only_thinks(reply: str) -> bool:
     """Whether a reply closes its thinking and says nothing after it."""
     return THINK_CLOSE in reply and not reply.rsplit(THINK_CLOSE, 1)[1].strip()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-from codecs import BOM_UTF8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from eagle3lab.core.foreign_files import looks_like
 from eagle3lab.core.safetensors_header import (
     HEADER_LIMIT,
     Header,
@@ -33,23 +33,6 @@ FAULTS_LISTED = 50
 PEEK = 4096
 _POINTER = re.compile(rb"(?:\xef\xbb\xbf)?\s*version https?://\S*git-lfs")
 _POINTER_SIZE = re.compile(rb"^size (\d{1,20})\s*$", re.MULTILINE)
-_MAGIC = {
-    rb"\s*(?:<!doctype|<html|<head)": "an HTML page, so the download was refused",
-    rb"\s*<(?:\?xml|error)": "an XML answer of a server, so the download was refused",
-    rb'\s*\{\s*"(?:error|message|detail)': "an error message of a server",
-    rb"/annex/objects/|\.\./\S*\.git/annex/": "a git-annex pointer, not the weights",
-    rb"PK\x03\x04": "a zip, most often a PyTorch pickle",
-    rb"\x80[\x02-\x05][^\x00]": "a pickle",
-    rb"GGUF": "a GGUF file",
-    rb"\x1f\x8b": "a gzip archive",
-    rb"\x28\xb5\x2f\xfd": "a zstandard archive",
-    rb"\xfd7zXZ\x00": "an xz archive",
-    rb"\x93NUMPY": "a numpy array (.npy)",
-    rb"\x89HDF\r\n": "an HDF5 file",
-    rb"[\s\S]{257}ustar": "a tar archive",
-    rb"[\t\n\r\x20-\x7e]{16}": "text, not tensors",
-}
-"""How other files begin, the surest first; a byte-order mark before text is passed over."""
 _SPARSE = re.compile(r"(\d+)\s*bytes")
 
 
@@ -161,7 +144,7 @@ def _readable(name: str, header: Header) -> dict[str, Any]:
         "bytes": header.data_bytes,
         "fault_count": len(faults),
         "faults": [
-            {"kind": f.kind, "tensor": f.tensor, "message": f.message, "needed": f.needed, "found": f.found}
+            {"kind": f.kind, "tensor": f.tensor, "message": f.message, "needed": _told(f.needed), "found": f.found}
             for f in faults[:FAULTS_LISTED]
         ],
     }
@@ -170,12 +153,12 @@ def _readable(name: str, header: Header) -> dict[str, Any]:
 def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[str, Any]:
     kinds = {"pointer": "git lfs pointer", "empty": "empty", "zeros": "zeros", "short": "short"}
     kind = kinds.get(error.kind, "not safetensors")
-    if start and not any(start):
-        kind = "zeros"
+    if start:  # a length of 0 alone is no file of zeros
+        kind = "zeros" if not any(start) else "not safetensors" if kind == "zeros" else kind
     if _POINTER.match(start):
         kind = "git lfs pointer"
     found: dict[str, Any] = {"name": name, "size": size, "kind": kind, "problem": error.what, "reason": error.kind}
-    looks = None if kind == "git lfs pointer" else _looks_like(start)
+    looks = None if kind == "git lfs pointer" else looks_like(start)
     if looks is not None:
         found["looks_like"] = looks
     if len(start) >= 8:
@@ -188,15 +171,9 @@ def _unreadable(name: str, size: int, start: bytes, error: HeaderError) -> dict[
     return found
 
 
-def _looks_like(start: bytes) -> str | None:
-    """What a file is that begins so, when that can be told."""
-    begin = start.removeprefix(BOM_UTF8)
-    return next((what for magic, what in _MAGIC.items() if re.match(magic, begin, re.IGNORECASE)), None)
-
-
-def _told(number: int) -> int | str:
+def _told(number: int | None) -> int | str | None:
     """A number that no artefact can hold as text: it is evidence, not a quantity."""
-    return number if number < 2**62 else str(number)
+    return number if number is None or number < 2**62 else str(number)
 
 
 def tensor_bytes(dtype: Any, shape: Any) -> int | None:

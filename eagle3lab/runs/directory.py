@@ -33,7 +33,7 @@ from eagle3lab.core.hashes import sha256_json
 from eagle3lab.core.paths import runs_folder
 from eagle3lab.runs import provenance
 from eagle3lab.runs.presets import OVERRIDABLE, Preset, find_preset, with_overrides
-from eagle3lab.runs.schemas import Manifest, NotebookStatus, Status, StepStatus
+from eagle3lab.runs.schemas import Manifest, Metrics, NotebookStatus, Status, StepStatus
 from eagle3lab.targets.profiles import load_profile
 
 STEPS = ("fetch", "corpus", "capture", "train", "inspect", "accept")
@@ -275,9 +275,13 @@ class Run:
     # -- results ---------------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, Any]:
-        """`metrics.json`, or {} before anything was measured."""
+        """`metrics.json`, or {} before anything was measured; `RunError` for one that the lab cannot have written."""
         path = self.path / "metrics.json"
-        return read_json(path) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        found: dict[str, Any] = read_json(path)
+        _validated(Metrics, found, path)
+        return found
 
     def merge_metrics(self, values: dict[str, Any], *, timing: dict[str, Any] | None = None) -> None:
         """Merge `values` into `metrics.json` (mappings key by key, anything else is replaced).

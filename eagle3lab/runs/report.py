@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3lab import __version__
+from eagle3lab.core.errors import RunError
 from eagle3lab.core.files import read_json, write_text
 from eagle3lab.doctor.findings import Report as DoctorReport
 from eagle3lab.runs.directory import Run
@@ -87,6 +88,8 @@ def _figures(run: Run) -> tuple[list[dict[str, str]], list[str]]:
             continue
         used += len(data)
         words = read_json(facts)
+        if not isinstance(words, dict) or not {"title", "alt"} <= words.keys():
+            raise RunError(f"{facts} has no title or no alt", rule="a figure has both", fix=f"delete {facts}")
         uri = "data:image/png;base64," + base64.b64encode(data).decode()
         shown.append({"name": facts.stem, "uri": uri, "title": words["title"], "alt": words["alt"]})
     return shown, left_out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, field_validator
 
 RUN_SCHEMA: Final = "eagle3lab-run/1"
 STATUS_SCHEMA: Final = "eagle3lab-status/1"
@@ -87,3 +87,69 @@ class Status(_Strict):
     truncated: bool = False
     notebooks: dict[str, NotebookStatus] = {}
     steps: dict[str, StepStatus] = {}
+
+
+class _Open(BaseModel):
+    """Keys are added, never renamed: what is not listed here may be anything."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Length(_Open):
+    accept_length: FiniteFloat | None = None
+
+
+class _Counts(_Open):
+    verify_steps: int | None = None
+    accepted: int | None = None
+    proposed: int | None = None
+
+
+class _Repeats(_Open):
+    share_of_steps: FiniteFloat | None = None
+    accept_length_without: FiniteFloat | None = None
+
+
+class _Measured(_Length):
+    accept_length_interval: list[FiniteFloat] | None = Field(default=None, min_length=2, max_length=2)
+    accept_rate: FiniteFloat | None = None
+    joint: list[FiniteFloat | None] | None = None
+    conditional: list[FiniteFloat | None] | None = None
+    counts: _Counts | None = None
+    lossless: bool | None = None
+
+
+class _Set(_Measured):
+    prompts: int | None = None
+    k: int | None = None
+    max_new_tokens: int | None = None
+    repeats: _Repeats | None = None
+    lookup: _Length | None = None
+    coverage: FiniteFloat | None = None
+    differences: list[Any] | None = None
+    controls: dict[str, _Length] | None = None
+
+
+class _Speed(_Open):
+    batch: int
+    plain_tokens_per_second: FiniteFloat
+    speculative_tokens_per_second: FiniteFloat
+    ratio: FiniteFloat
+
+
+class _Timing(_Open):
+    speed: _Speed | None = None
+    total_seconds: FiniteFloat | None = None
+    peak_memory_bytes: FiniteFloat | None = None
+
+    @field_validator("speed", mode="before")
+    @classmethod
+    def _not_measured(cls, value: Any) -> Any:
+        return None if value == {} else value
+
+
+class Metrics(_Measured):
+    """`metrics.json` as far as the lab reads it; every key may be missing, and a number that is unknown is null."""
+
+    sets: dict[str, _Set] = {}
+    timing: _Timing = _Timing()

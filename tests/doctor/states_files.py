@@ -12,6 +12,12 @@ from safetensors.numpy import save_file
 from eagle3lab.core.hashes import sha256_file
 
 H, POINTS, VOCAB, BLOCKS = 32, [1, 4, 6], 61, 8
+IDENTITY = {
+    **{"schema_version": "eagle3lab-states/1", "target_id": "t", "target_revision": None, "engine": "transformers"},
+    **{f"{name}_sha256": "0" for name in ("target_weight", "tokenizer", "template", "corpus")},
+    **{"points_checkpoint": [0, 3, 5], "family": "llama", "engine_arguments": {}, "greedy": True, "seed": 0},
+}
+"""The other fields of a manifest."""
 Sample = dict[str, np.ndarray]
 
 
@@ -34,10 +40,10 @@ def sample(seed: int, length: int = 30) -> Sample:
     return {"input_ids": tokens.astype(np.int64), "aux": aux, "last": last, "loss_mask": np.arange(length) > 1}
 
 
-def shard(samples: list[Sample]) -> dict[str, np.ndarray]:
+def shard(samples: list[Sample], first: int = 0) -> dict[str, np.ndarray]:
     parts = {name: np.concatenate([one[name] for one in samples]) for name in samples[0]}
     offsets = np.cumsum([0, *(len(one["input_ids"]) for one in samples)])
-    return {**parts, "offsets": offsets.astype(np.int64), "sample_id": np.arange(len(samples))}
+    return {**parts, "offsets": offsets.astype(np.int64), "sample_id": np.arange(len(samples)) + first}
 
 
 def in_8_bits(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -59,8 +65,10 @@ def write(folder: Path, shards: list[dict[str, np.ndarray]], **manifest: Any) ->
         path = folder / f"states-{index:05d}.safetensors"
         save_file({name: np.ascontiguousarray(values) for name, values in tensors.items()}, path)
         count = len(tensors["input_ids"])
-        listed.append({"name": path.name, "sha256": sha256_file(path), "samples": 2, "tokens": count})
-    said = {"points": POINTS, "hidden_size": H, "blocks": BLOCKS, "last": "post_norm", "dtype": "float32"}
+        listed.append(
+            {"name": path.name, "sha256": sha256_file(path), "samples": len(tensors["sample_id"]), "tokens": count}
+        )
+    said = {**IDENTITY, "points": POINTS, "hidden_size": H, "blocks": BLOCKS, "last": "post_norm", "dtype": "float32"}
     said |= {"planned_shards": len(shards), "shards": listed, **manifest}
     (folder / "manifest.json").write_text(json.dumps(said))
     return folder
@@ -78,4 +86,4 @@ def write_target(folder: Path, model_type: str = "llama", *, less: float = 0.0, 
 
 def whole(count: int = 3) -> list[dict[str, np.ndarray]]:
     """Shards of two samples each."""
-    return [shard([sample(10 * index + 1), sample(10 * index + 2, 20)]) for index in range(count)]
+    return [shard([sample(10 * index + 1), sample(10 * index + 2, 20)], 2 * index) for index in range(count)]

@@ -17,6 +17,7 @@ from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.run import Inputs, visit
 
 from .conftest import visit_facts
+from .states_files import IDENTITY
 
 H, POINTS, VOCAB = 8, [1, 4, 6], 11
 
@@ -67,7 +68,8 @@ def write_states(
     path = folder / "states-00000.safetensors"
     write_safetensors(path, tensors)
     shard = {"name": path.name, "sha256": sha256_file(path), "samples": len(samples), "tokens": len(tokens)}
-    manifest = {"points": POINTS, "hidden_size": H, "last": last, "planned_shards": 1, "shards": [shard], **change}
+    said = {"points": POINTS, "blocks": 8, "hidden_size": H, "last": last, "planned_shards": 1, "shards": [shard]}
+    manifest = {**IDENTITY, **said, **change}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     return folder
 

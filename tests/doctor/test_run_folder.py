@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from eagle3lab.doctor.findings import Report
 from eagle3lab.doctor.readers import rundir
 from eagle3lab.doctor.run import Inputs, visit
 from eagle3lab.runs import schemas
+
+from .states_files import whole, write
 
 COUNTS = {"counts": {"verify_steps": 40, "proposed": 120, "accepted": 30}, "k": 3, "accept_length": 1.75}
 STATUS = {"notebooks": {}, "steps": {"train": {"status": "ok"}}}
@@ -23,8 +26,11 @@ def folder(tmp_path: Path) -> Path:
         ("manifest", {"schema": "eagle3lab-run/1"}),
         ("status", STATUS),
         ("metrics", {"sets": {"own": COUNTS}}),
+        ("training", {}),
     ):
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    (tmp_path / "drafter").mkdir()
+    (tmp_path / "drafter" / "model.safetensors").touch()  # without a config.json beside it nothing looks inside
     return tmp_path
 
 
@@ -34,7 +40,7 @@ def told(folder: Path) -> tuple[Report, dict[str, str]]:
 
 
 def test_the_schema_is_that_of_runs() -> None:
-    assert rundir.RUN_SCHEMA == schemas.RUN_SCHEMA
+    assert (rundir.RUN_SCHEMA, rundir.STATUS_SCHEMA) == (schemas.RUN_SCHEMA, schemas.STATUS_SCHEMA)
 
 
 def test_a_whole_run(folder: Path) -> None:
@@ -117,3 +123,51 @@ def test_the_learning_rate_goes_on_across_a_resume(folder: Path, reset_at: int |
     assert len(said) == (reset_at is not None)
     if reset_at is not None:
         assert f"learning rate jumps at step {reset_at + 50}" in said[0]
+
+
+def errors(folder: Path) -> list[str]:
+    return [message for message, severity in told(folder)[1].items() if severity == "error"]
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.json", "training.json", "manifest.json", "drafter/model.safetensors", "drafter"]
+)
+def test_what_a_finished_step_wrote_is_missed(folder: Path, name: str) -> None:
+    path = folder / name
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert any(
+        f"{name}: is not there, though the step that writes it ended ok" in message for message in errors(folder)
+    )
+    (folder / "manifest.json").write_text(json.dumps({"schema": "eagle3lab-run/1"}))
+    (folder / "status.json").write_text(json.dumps({"notebooks": {}, "steps": {"train": {"status": "running"}}}))
+    assert not errors(folder)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "status.json"])
+def test_a_file_of_another_release(folder: Path, name: str) -> None:
+    value = json.loads((folder / name).read_text()) | {"schema": "eagle3lab-of-later/2"}
+    (folder / name).write_text(json.dumps(value))
+    assert [message for message in errors(folder) if f"{name}: its schema is 'eagle3lab-of-later/2'" in message]
+
+
+@pytest.mark.parametrize(("preset", "wrong"), [("quick", False), ("long", True), (None, False)])
+def test_numbers_of_another_preset(folder: Path, preset: str | None, wrong: bool) -> None:
+    (folder / "manifest.json").write_text(json.dumps({"schema": "eagle3lab-run/1", "preset": "quick"}))
+    (folder / "metrics.json").write_text(json.dumps({"sets": {"own": COUNTS}, "preset": preset}))
+    assert any("its numbers are of preset 'long', the run is of 'quick'" in one for one in errors(folder)) is wrong
+
+
+def test_the_points_of_a_drafters_record(tmp_path: Path) -> None:
+    """A list that was written off by one is found without the states: the drafter tells what it was trained on."""
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    target.mkdir(), draft.mkdir()
+    (target / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 30, "hidden_size": 8}))
+    record = {"states_points": [2, 15, 27]}
+    for ids, states, wrong in (([1, 14, 26], None, 0), ([2, 15, 27], None, 1), ([2, 15, 27], [3, 16, 28], 0)):
+        config = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": ids}, "hidden_size": 8}
+        (draft / "config.json").write_text(json.dumps(config))
+        (draft / "eagle3lab_training.json").write_text(json.dumps(record))
+        given = write(tmp_path / str(ids[0] + wrong), whole(), points=states, hidden_size=8) if states else ""
+        report = visit(Inputs(draft=str(draft), target=str(target), states=str(given), engine="sglang"))
+        found = [f.message for f in report.findings if f.code == "points-differ" and f.severity == "error"]
+        assert len(found) == wrong, found

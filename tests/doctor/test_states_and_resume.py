@@ -229,3 +229,25 @@ def test_vllms_capture_line_and_its_old_options() -> None:
     assert "draft_model_config" not in str(good)
     old = serious({"launch_args": ["serve", "T", "--speculative-model", "D", "--num-speculative-tokens", "3"]}, "vllm")
     assert [severity for severity, said in old if "no option of vLLM any more" in said] == ["error", "error"]
+
+
+def rows_that_agree(*hits: int, rows: int = 24) -> dict[str, Any]:
+    """Samples whose first so many rows give their next token; the samples share no token."""
+    tokens = [[100 * n + place for place in range(rows + 1)] for n in range(len(hits))]
+    seen = [
+        [t[place + 1] if place < right else 99 for place in range(rows)] for t, right in zip(tokens, hits, strict=True)
+    ]
+    return {"tokens": tokens, "state_rows_argmax": seen}
+
+
+@pytest.mark.parametrize(
+    ("hits", "wrong"),
+    [
+        ((20, 19, 1, 22), True),  # far below what the others agree
+        ((6, 3, 1, 2, 3, 2), False),  # a target that made none of the text: few rows agree, by accident
+        ((6, 3, 1, 2), False),
+        ((12, 12, 0, 12), True),
+    ],
+)
+def test_few_rows_that_agree_by_accident_are_no_outliers(hits: tuple[int, ...], wrong: bool) -> None:
+    assert any("belong to" in told for _, told in serious(rows_that_agree(*hits))) is wrong

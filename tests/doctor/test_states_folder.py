@@ -132,7 +132,8 @@ def test_faults_of_a_folder(tmp_path: Path, broken: Callable[[Shards], None], ma
 @pytest.mark.parametrize(
     "healthy",
     [
-        lambda shards: shards.__setitem__(2, shards[0]),  # the same conversation twice
+        # the same conversation twice
+        lambda shards: shards.__setitem__(2, {**shards[0], "sample_id": shards[2]["sample_id"]}),
         lambda shards: shards[1]["loss_mask"].__setitem__(slice(None), False),  # a shard of prompts alone
         lambda shards: shards[2]["aux"].__setitem__(slice(0, 10), shards[0]["aux"][:10]),  # rows of a shared prefix
     ],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from eagle3lab.core.errors import RunError
 from eagle3lab.doctor.findings import Report, error, info
 from eagle3lab.plots.resources import bars
 from eagle3lab.runs import report as module
@@ -183,3 +185,39 @@ def test_uncommitted_changes_are_said_beside_the_commands(full: Run) -> None:
     _, html = page(full)
     told = "uncommitted changes:" in html.words
     assert told == (full.manifest.git["dirty"] is True)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "where"),
+    [
+        ({"sets": [1]}, "sets: Input should be a valid dictionary"),
+        ({"sets": {"own": None}}, "sets.own: "),
+        ({"accept_length": "1.5"}, "accept_length: Input should be a valid number"),
+        ({"accept_length": float("nan")}, "accept_length: Input should be a finite number"),
+        ({"sets": {"own": {"accept_length_interval": [1.5]}}}, "sets.own.accept_length_interval: "),
+        ({"sets": {"own": {"counts": {"verify_steps": 1.5}}}}, "sets.own.counts.verify_steps: "),
+        ({"timing": {"speed": {"batch": 1}}}, "timing.speed.plain_tokens_per_second: Field required"),
+        ([], "the file: "),
+    ],
+)
+def test_metrics_that_the_lab_cannot_have_written(run: Run, metrics: object, where: str) -> None:
+    (run.path / "metrics.json").write_text(json.dumps(metrics))
+    for read in (run.metrics, lambda: write_report(run, None), lambda: summary_lines(run)):
+        with pytest.raises(RunError, match=re.escape(f"metrics.json: {where}")):
+            read()
+
+
+def test_metrics_with_more_keys_are_read(run: Run) -> None:
+    more = METRICS | {"later": {"x": 1}, "sets": {"own": METRICS["sets"]["own"] | {"later": [None, "x"]}}}
+    (run.path / "metrics.json").write_text(json.dumps(more))
+    assert run.metrics()["later"] == {"x": 1}
+    write_report(run, None)
+
+
+@pytest.mark.parametrize("words", ["{}", "[]", '{"title": "x"}'])
+def test_a_figure_without_words(run: Run, words: str) -> None:
+    run.figures.mkdir(exist_ok=True)
+    (run.figures / "05_x.png").write_bytes(b"")
+    (run.figures / "05_x.json").write_text(words)
+    with pytest.raises(RunError, match="has no title or no alt"):
+        write_report(run, None)

@@ -67,6 +67,29 @@ def answer(facts: Facts) -> Iterator[Finding]:
         )
         return
     yield judged(counts, "meta_info", server_says=real(meta.get("spec_accept_length")), least=least)
+    if (more := tokens_without_a_step([counts], "meta_info")) is not None:
+        yield more
+
+
+def tokens_without_a_step(found: Sequence[AcceptanceCounts], subject: str) -> Finding | None:
+    """Answers with more tokens than their verify steps yield: the server's own length, tokens over steps, is too high.
+
+    The first token comes from prefill, a step yields its accepted drafts and the bonus; two tokens more are let pass.
+    """
+    far = [one for one in found if one.verify_steps and (one.generated_tokens or 0) > _most(one) + 2]
+    if not far:
+        return None
+    one, of = far[0], "" if len(found) == 1 else f"{len(far)} of {len(found)} answers: "
+    text = (
+        f"{of}{one.generated_tokens} tokens, {one.verify_steps} verify steps and {one.accepted} accepted drafts yield"
+    )
+    text += f" at most {_most(one)}: the others were made without speculation, or the counters are another answer's"
+    fix = "send one prompt to an idle server and read its answer again"
+    return warning(subject, text, actual=one.generated_tokens, needed=_most(one), fix=fix)
+
+
+def _most(counts: AcceptanceCounts) -> int:
+    return 1 + counts.verify_steps + counts.accepted
 
 
 def counts_of(meta: Mapping[str, Any], **known: Any) -> tuple[AcceptanceCounts | None, bool]:
@@ -75,11 +98,21 @@ def counts_of(meta: Mapping[str, Any], **known: Any) -> tuple[AcceptanceCounts |
     Args:
         known: as `from_sglang_meta_info` takes it.
     """
-    counts = from_sglang_meta_info(meta, **known)
-    if counts is not None:
-        return counts, False
-    counts = least_from_sglang_meta_info(meta, **known)
-    return counts, counts is not None
+    counts, least = from_sglang_meta_info(meta, **known), False
+    if counts is None:
+        counts = least_from_sglang_meta_info(meta, **known)
+        least = counts is not None
+    steps = known.get("steps")
+    if counts is not None and steps and counts.verify_steps:
+        deepest = max((j for j, count in enumerate(counts.histogram or ()) if count), default=0)
+        if deepest > steps or counts.accepted > counts.verify_steps * steps:
+            told = f"a verify step that accepted {deepest}" if deepest > steps else f"{counts.accepted}"
+            name = f"{known['prompt']}: " if known.get("prompt") else ""
+            raise AcceptanceError(
+                f"{name}{told} drafts in {counts.verify_steps} verify steps of {steps} draft steps",
+                rule=f"a verify step accepts at most its draft steps, {steps}",
+            )
+    return counts, least
 
 
 def as_the_server_says(metas: Sequence[Mapping[str, Any]], subject: str) -> Finding | None:

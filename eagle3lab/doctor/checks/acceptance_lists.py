@@ -15,12 +15,17 @@ from eagle3lab.acceptance.definitions import (
     length_from_conditional,
     length_from_joint,
 )
+from eagle3lab.doctor.checks.acceptance import BARELY, COUNTERS, LOOK_AT
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import mapping, real
+from eagle3lab.doctor.views import mapping, real, whole
 
+BESIDE = tuple(name for pair in COUNTERS for name in pair)
 RATES_RULE = "joint S_j = steps that accepted at least j / all steps, never rising; conditional c_j = S_j / S_{j-1}"
+FIRST = "eagle3lab doctor --draft DRAFT --target TARGET --launch '...'"
+ROUNDED = 5e-3
+"""Difference by position that rounding to two digits explains."""
 MEANINGS = {
     **dict.fromkeys(("joint", "survival", "cumulative", "s", "s_j"), "joint"),
     **dict.fromkeys(("conditional", "cond", "c", "c_j", "n-alpha", "alpha"), "conditional"),
@@ -53,6 +58,7 @@ SILENT = frozenset(
     code="accept-joint-rates",
     title="accept length from joint rates",
     reads=("joint_rates",),
+    also=BESIDE,
     rule=RATES_RULE,
     fix="print counts by position beside the rates",
 )
@@ -72,13 +78,17 @@ def joint_rates(facts: Facts) -> Iterator[Finding]:
     if lengths:
         said = ", ".join(f"{length:.4g}" for length in lengths)
         yield info("joint_rates", f"accept length (bonus in): {said}", accept_length=lengths)
+    for length in lengths:
+        yield from _next_to_nothing("joint_rates", length)
+    if len(lists) == len(lengths) == 1:
+        yield from _against_counters("joint_rates", lengths[0], len(lists[0]), facts)
 
 
 @check(
     code="accept-per-position",
     title="meaning of a list by position",
     reads=("per_depth",),
-    also=("meaning",),
+    also=("meaning", *BESIDE),
     rule=RATES_RULE + "; a list without a name has both readings",
     fix="say which of the two the list holds",
 )
@@ -97,16 +107,42 @@ def per_position(facts: Facts) -> Iterator[Finding]:
         length = length_from_joint(rates)
         yield info("per_depth", f"accept length {length:.4g} (bonus in), from joint rates", accept_length=length,
                    conditional=conditional_from_joint(rates))  # fmt: skip
+        yield from _next_to_nothing("per_depth", length)
+        yield from _against_counters("per_depth", length, len(rates), facts)
     elif meaning == "conditional":
         length = length_from_conditional(rates)
         yield info("per_depth", f"accept length {length:.4g} (bonus in), from conditional rates", accept_length=length,
                    joint=joint_from_conditional(rates))  # fmt: skip
+        yield from _next_to_nothing("per_depth", length)
+        yield from _against_counters("per_depth", length, len(rates), facts)
     elif text and not open_:
         own = ": each position by itself, and it may rise" if meaning == "marginal" else ""
         said = f"per_depth holds {text[:40]!r} rates, from which no accept length follows{own}"
         yield warning("per_depth", said, actual=text[:40], known=["joint", "conditional"], chosen=None)
     else:
         yield _both_readings(rates, rise)
+
+
+def _next_to_nothing(subject: str, length: float) -> Iterator[Finding]:
+    """Rates of which none is above 0, or that make a length barely above 1."""
+    if length == 1:
+        text = f"every rate is 0: no draft was ever right; look at {', '.join(LOOK_AT)}"
+        yield error(subject, text, actual=length, fix=FIRST, look_at=LOOK_AT)
+    elif length <= BARELY:
+        text = f"accept length {length:.4g} is barely above 1.00: look at {', '.join(LOOK_AT)}"
+        yield warning(subject, text, actual=length, fix=FIRST, look_at=LOOK_AT)
+
+
+def _against_counters(subject: str, length: float, positions: int, facts: Facts) -> Iterator[Finding]:
+    """The rates against the counters that are given beside them."""
+    for steps_name, accepted_name in COUNTERS:
+        steps, accepted = whole(facts.get(steps_name)), whole(facts.get(accepted_name))
+        if not steps or steps < 0 or accepted is None or accepted < 0:
+            continue
+        needed = 1 + accepted / steps
+        if abs(length - needed) > ROUNDED * positions:
+            text = f"the rates make accept length {length:.4g}, the counters 1 + {accepted}/{steps} = {needed:.4g}"
+            yield error(subject, text, actual=length, needed=needed, fix="read rates and counters of the same time")
 
 
 def meaning_of(text: str) -> tuple[str | None, bool]:

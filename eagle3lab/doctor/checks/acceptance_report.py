@@ -10,7 +10,13 @@ from typing import Any
 from eagle3lab.acceptance.counts import AcceptanceCounts, total
 from eagle3lab.acceptance.definitions import first_rise
 from eagle3lab.core.errors import AcceptanceError
-from eagle3lab.doctor.checks.acceptance import ABSENT, as_the_server_says, counts_of, judged
+from eagle3lab.doctor.checks.acceptance import (
+    ABSENT,
+    as_the_server_says,
+    counts_of,
+    judged,
+    tokens_without_a_step,
+)
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info
 from eagle3lab.doctor.registry import check
@@ -34,6 +40,36 @@ def report(facts: Facts) -> Iterator[Finding]:
     for name, one in sets.items() or [("", given)]:
         for finding in _one(one):
             yield dataclasses.replace(finding, message=f"{name}: {finding.message}", subject=name) if name else finding
+    if sets:
+        yield from _headline(given)
+
+
+HEADLINE = ("accept_length", "accept_rate")
+"""Numbers of the headline set that stand at the top of a report too."""
+
+
+def _headline(report: Mapping[str, Any]) -> Iterator[Finding]:
+    """The numbers at the top of a report, which people read, against the set that they are said to be of."""
+    name, sets = report.get("headline"), mapping(report.get("sets"))
+    if name is None:
+        return
+    if str(name) not in sets:
+        known = ", ".join(str(one)[:40] for one in list(sets)[:8])
+        text = f"the headline is {str(name)[:40]!r}, the report has the sets {known}"
+        yield error("headline", text, actual=str(name)[:40], known=list(sets)[:8])
+        return
+    own = mapping(sets[str(name)])
+    pairs = {key: (report.get(key), own.get(key)) for key in HEADLINE}
+    top, below = mapping(report.get("counts")), mapping(own.get("counts"))
+    pairs |= {key: (top.get(key), below.get(key)) for key in ("verify_steps", "accepted", "proposed")}
+    for key, (stated, needed) in pairs.items():
+        one, other = real(stated), real(needed)
+        if one is not None and other is not None and abs(one - other) > SLACK:
+            text = (
+                f"{key.replace('_', ' ')} is {one:g} at the top of the report and {other:g} in its set {str(name)[:40]}"
+            )
+            yield error("headline", text, actual=stated, needed=needed)
+            return
 
 
 def _one(report: Mapping[str, Any]) -> Iterator[Finding]:
@@ -47,6 +83,7 @@ def _one(report: Mapping[str, Any]) -> Iterator[Finding]:
         return
     yield from _numbers(report, counts)
     yield from _lists(report, counts)
+    yield from _prompts(counts)
     stated = real(report.get("accept_length"))
     interval = report.get("accept_length_interval")
     low, high = map(real, interval) if isinstance(interval, list) and len(interval) == 2 else (None, None)
@@ -71,7 +108,10 @@ def _numbers(report: Mapping[str, Any], counts: AcceptanceCounts) -> Iterator[Fi
         "accept_rate": counts.accept_rate,
     }
     for name, needed in from_counts.items():
-        stated = real(report.get(name))
+        given = report.get(name)
+        if given is not None and real(given) is None:
+            yield error(name, f"{name} is {str(given)[:40]!r}, a number is needed", actual=str(given)[:40])
+        stated = real(given)
         if stated is not None and needed is not None and abs(stated - needed) > SLACK:
             text = f"{name.replace('_', ' ')} {stated:g} does not follow from its counts: {needed:.4g}"
             yield error(name, text, actual=stated, needed=needed)
@@ -91,6 +131,18 @@ def _lists(report: Mapping[str, Any], counts: AcceptanceCounts) -> Iterator[Find
                 yield error(name, text, actual=stated, needed=list(needed), at=apart)
         elif name == "joint":
             yield from _joint_alone(stated, counts)
+
+
+def _prompts(counts: AcceptanceCounts) -> Iterator[Finding]:
+    """Counts by prompt, from which the interval is made, that do not add up to the totals."""
+    if not counts.per_prompt:
+        return
+    for name in ("verify_steps", "accepted"):
+        whole_of, parts = getattr(counts, name), sum(getattr(one, name) for one in counts.per_prompt)
+        if whole_of != parts:
+            text = f"the {len(counts.per_prompt)} prompts add up to {parts} {name.replace('_', ' ')}, the totals say"
+            yield error("per_prompt", f"{text} {whole_of}", actual=parts, needed=whole_of)
+            return
 
 
 def _apart(stated: Any, needed: Any) -> bool:
@@ -147,3 +199,5 @@ def answers(facts: Facts) -> Iterator[Finding]:
         yield info("answers", f"{silent} of {len(rows)} answers hold no counter and are left out", silent=silent)
     both = total(found)
     yield judged(both, "answers", least=least)
+    if (more := tokens_without_a_step(found, "answers")) is not None:
+        yield more

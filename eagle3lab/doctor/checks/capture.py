@@ -226,6 +226,10 @@ def resume(facts: Facts) -> Iterator[Finding]:
         first = range(min(planned, LISTED + len(seen)))
         todo = [index for index in first if index not in seen][:LISTED]
         evidence |= {"todo": todo, "work": max(planned, 0) - len(seen) + len(redo)}
+    twice = sorted({index for index in valid if valid.count(index) > 1}) if len(set(valid)) < len(valid) else []
+    if twice:
+        text = f"{valid.count(twice[0])} good shards have the number {twice[0]}: their samples count more than once"
+        yield error("shards", text, actual=twice[:20], fix="keep one shard of a number")
     if not redo:
         yield info("shards", f"{len(valid)} shards are good, none is redone", **evidence)
         return

@@ -15,11 +15,19 @@ _KINDS = {
     "thinking_not_closed": ("a thinking block that never closes", "regenerate them with more tokens"),
     "thinking_only": ("a reply that thinks and answers nothing", "regenerate them with more tokens"),
     "unknown_form": ("neither messages, prompt and reply, text nor input_ids", "convert them to messages"),
+    "delimiters_in_reply": (
+        "a chat template's own delimiters inside a reply",
+        "cut the replies there: decode them with skip_special_tokens",
+    ),
+    "no_ids": ("something else than token ids, marks of 0 and 1, or labels in its lists", "tokenize these rows again"),
+    "mask_and_labels": ("a loss_mask and labels that supervise different tokens", "leave one of the two out"),
     "mask_length": ("a loss_mask or labels of another length than input_ids", "write one mark or label a token"),
 }
 
-_SUPERVISED = frozenset({"thinking_only"})
+_SUPERVISED = frozenset({"thinking_only", "delimiters_in_reply", "mask_and_labels"})
 """Rows that a trainer does learn from, though not what they are for."""
+_REFUSED = frozenset({"no_ids"})
+"""Rows at which a trainer stops, or reads beyond its embedding."""
 
 
 @check(
@@ -46,7 +54,7 @@ def rows(facts: Facts) -> Iterator[Finding]:
     for key, (what, fix) in _KINDS.items():
         bad = whole(corpus.get(f"{key}_count")) or 0
         if bad:
-            told = error if bad == count and key not in _SUPERVISED else warning
+            told = error if key in _REFUSED or (bad == count and key not in _SUPERVISED) else warning
             first = items(corpus.get(key)) or ["unknown"]
             yield told(
                 "corpus", f"{bad} of {count} rows have {what}, first row {first[0]}", actual=bad, fix=fix, rows=first
@@ -76,6 +84,10 @@ def template(facts: Facts) -> Iterator[Finding]:
         other = max(seen, key=lambda name: seen[name])
         text = f"the text has {other} delimiters in {seen[other]} rows and none of {own}, the tokenizer's template"
         yield error("template", text, actual=other, suggest=other, header_found=0, hits=seen)
+    beyond = mapping(corpus.get("beyond_vocabulary"))
+    if beyond:
+        text = f"row {beyond.get('row')} holds token {beyond.get('id')}, the tokenizer has {beyond.get('size')}"
+        yield error("tokenizer", text, actual=beyond.get("id"), fix="give the tokenizer that made these ids", **beyond)
     failed = items(corpus.get("render_failed"))
     if failed:
         text = f"the template cannot render {len(failed)} rows, first row {failed[0]}"

@@ -46,8 +46,10 @@ def _ran(notebook: Notebook) -> Iterator[Finding]:
         yield error("cell", text, actual=len(missing), cells=missing[:100], of=count, status="dead")
         return
     counts = [cell.count for cell in expected if cell.count is not None]
-    if any(later < earlier for earlier, later in itertools.pairwise(counts)):
-        text = f"the cells ran out of order: {', '.join(map(str, counts[:20]))}"
+    if any(later <= earlier for earlier, later in itertools.pairwise(counts)):
+        fell = any(later < earlier for earlier, later in itertools.pairwise(counts))
+        what = "the cells ran out of order" if fell else "cells with one execution count are of several runs"
+        text = f"{what}: {', '.join(map(str, counts[:20]))}"
         yield warning("cell", text, actual=counts[:100], of=count, fix="restart the kernel and run all cells")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
-from eagle3lab.doctor.notebook import Notebook, names_of, notebook_of, parse
+from eagle3lab.doctor.notebook import Cell, Notebook, names_of, notebook_of, parse
 from eagle3lab.doctor.notebook_fate import Fate, fate_of
 from eagle3lab.doctor.notebook_parameters import Parameter, parameters_of
 from eagle3lab.doctor.notebook_values import printed, seconds_of
@@ -70,6 +70,15 @@ def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Findin
         cells = [cell.number for cell in tagged]
         yield error("parameters", f"{len(tagged)} cells are tagged parameters: {cells}", actual=cells,
                     fix="tag one cell only: a runner takes the first")  # fmt: skip
+    if not tagged and (
+        texts := [cell.number for cell in notebook.cells if not cell.code and "parameters" in cell.tags]
+    ):
+        text = f"the tag parameters stands on text cell {texts[0]}: what the notebook assigns below it stays as it is"
+        yield warning("parameters", text, actual=texts, fix="tag the code cell with the assignments")
+    if tagged and notebook.python and (why := _unreadable(tagged[0])):
+        text = f"cell {tagged[0].number}, tagged parameters, is no Python: {why}"
+        yield error("parameters", text, actual=why, fix="correct the cell", cell=tagged[0].number)
+        return
     would = {"wanted_output": "\n".join(printed(notebook, given))} if given else {}
     if not tagged:
         yield from _untagged(notebook, given, would)
@@ -84,6 +93,19 @@ def _parameters(notebook: Notebook, given: Mapping[str, Any]) -> Iterator[Findin
         yield dataclasses.replace(finding, evidence={**finding.evidence, **would})
     if given and not findings:
         yield from _effective(given, fates, would)
+
+
+def _unreadable(cell: Cell) -> str | None:
+    """Why a cell cannot be read as Python, None when it can or when it holds magics."""
+    if parse(cell.source) is not None or any(mark in cell.source for mark in "%!?"):
+        return None
+    try:
+        ast.parse(cell.source)
+    except SyntaxError as problem:
+        return f"{problem.msg} (line {problem.lineno})"
+    except (ValueError, RecursionError, MemoryError) as problem:
+        return str(problem)[:80]
+    return None
 
 
 def _effective(given: Mapping[str, Any], fates: Mapping[str, Fate], would: Mapping[str, Any]) -> Iterator[Finding]:

@@ -148,7 +148,9 @@ def swapped(facts: Facts) -> Iterator[Finding]:
         text = f"sample {i} has {len(seen[i])} rows of states for {len(text_of[i])} tokens"
         yield error("samples", text, actual=len(seen[i]), needed=len(text_of[i]), **evidence)
     if not moved and not wrong and not late:
-        yield from _outliers([rate for rate in own if rate is not None], "samples", evidence)
+        counts = [min(len(s), len(t) - 1) for s, t in zip(seen, text_of, strict=True)]
+        known = [(rate, count) for rate, count in zip(own, counts, strict=True) if rate is not None]
+        yield from _outliers([rate for rate, _ in known], "samples", evidence, [count for _, count in known])
     recipe, rows = str(facts.get("recipe") or ""), max(map(len, seen), default=0)
     for group in copied_rows(recipe, rows):
         yield repeated(group, "states", [group])
@@ -199,6 +201,9 @@ def by_shard(facts: Facts) -> Iterator[Finding]:
     known = [rate for rate in rates if rate is not None]
     if len(known) != len(rates):
         yield error("agreement", "agreement holds something that is no number", actual=str(rates)[:80])
+        return
+    if (beyond := next((rate for rate in known if not 0 <= rate <= 1), None)) is not None:
+        yield error("agreement", f"agreement holds {beyond:g}, a share lies between 0 and 1", actual=beyond)
         return
     compared = [mapping(one) for one in items(facts.mapping("states").get("compared"))]
     counts = [whole(one.get("rows")) or 0 for one in compared] if len(compared) == len(known) else []
@@ -286,6 +291,10 @@ def batch_one(facts: Facts) -> Iterator[Finding]:
         index = impossible[0]
         text = f"row {index}: {cosines[index]:g} is no cosine, they lie within -1 and 1"
         yield error("rows", text, actual=cosines[index], rows=impossible, fix="compare again: normalise both rows")
+    said = whole(facts.get("rows_compared"))
+    if said is not None and said != len(cosines):
+        text = f"{said} rows are said to be compared, {len(cosines)} cosines are given"
+        yield warning("rows", text, actual=len(cosines), needed=said, fix="give the cosine of every row")
     bad = [index for index, value in enumerate(cosines) if value is None or value < limit]
     if not bad and not impossible:
         yield info("rows", f"{len(cosines)} rows agree with a capture at batch 1", threshold=limit)

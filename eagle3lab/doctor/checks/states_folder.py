@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from eagle3lab.capture.manifest import SCHEMA
 from eagle3lab.doctor.checks.states import repeated, report_findings
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
@@ -23,6 +24,7 @@ from eagle3lab.doctor.views import id_list, items, mapping, real, whole
 def layout(facts: Facts) -> Iterator[Finding]:
     """Shapes, counts, and whether the capture is finished."""
     manifest = mapping(facts.get("states"))
+    yield from _manifest(manifest)
     shards = [mapping(item) for item in facts.get("shards") or []]
     for shard in shards:
         if shard.get("problem"):
@@ -30,10 +32,11 @@ def layout(facts: Facts) -> Iterator[Finding]:
             yield error(name, f"{name}: {str(shard['problem'])[:160]}", actual=str(shard["problem"])[:160])
     declared = {str(mapping(item).get("name")): mapping(item) for item in items(manifest.get("shards"))}
     for shard in shards:
-        tokens, said = whole(shard.get("tokens")), whole(declared.get(str(shard.get("name")), {}).get("tokens"))
-        if tokens is not None and said is not None and tokens != said:
-            name = str(shard.get("name"))[:80]
-            yield error(name, f"{name} has {tokens} tokens, the manifest says {said}", actual=tokens, needed=said)
+        name, listed = str(shard.get("name"))[:80], declared.get(str(shard.get("name")), {})
+        for what in ("tokens", "samples"):
+            count, said = whole(shard.get(what)), whole(listed.get(what))
+            if count is not None and said is not None and count != said:
+                yield error(name, f"{name} has {count} {what}, the manifest says {said}", actual=count, needed=said)
     marked = [count for shard in shards if (count := whole(shard.get("supervised"))) is not None]
     total = sum(whole(shard.get("tokens")) or 0 for shard in shards if whole(shard.get("supervised")) is not None)
     if marked and total and not any(marked):
@@ -43,6 +46,24 @@ def layout(facts: Facts) -> Iterator[Finding]:
     if planned is not None and len(declared) < planned:
         text = f"{len(declared)} of {planned} planned shards are written: the capture is not finished"
         yield warning("manifest", text, actual=len(declared), needed=planned, fix="eagle3lab capture again: it resumes")
+    elif planned is not None and len(declared) > planned:
+        text = f"the manifest lists {len(declared)} shards, {planned} were planned"
+        yield error("manifest", text, actual=len(declared), needed=planned, fix="capture into another folder")
+
+
+def _manifest(manifest: Mapping[str, Any]) -> Iterator[Finding]:
+    """Fields that the lab's reader refuses, and shards that are listed twice."""
+    faults = [str(fault) for fault in items(manifest.get("faults"))]
+    if faults:
+        more = f"; {len(faults)} such fields" if len(faults) > 1 else ""
+        fix = "use the release of eagle3lab that wrote it, or capture again"
+        text = f"manifest.json is none of {SCHEMA}: {faults[0][:160]}{more}"
+        yield error("manifest", text, actual=faults[0], faults=faults, fix=fix)
+    names = [str(mapping(item).get("name")) for item in items(manifest.get("shards"))]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        text = f"manifest.json lists {twice[0][:80]} {names.count(twice[0])} times"
+        yield error("manifest", text, actual=twice[:20], fix="list every shard once, or capture again")
 
 
 def _every(count: int) -> str:
@@ -90,6 +111,10 @@ def _copies(name: str, shard: Mapping[str, Any], points: list[int]) -> Iterator[
         text = f"{name} and {where} hold the same states for different tokens: {one.get('tensor')} of the sample at row"
         text += f" {row} is that of the sample at row {other}"
         yield error(name, text, actual=row, shards=[where, name], samples=len(items(shard.get("same_as"))))
+    for place in (id_list(shard.get("flat_points")) or [])[:1]:
+        point = str(points[place]) if place < len(points) else f"block {place}"
+        text = f"{name}: the columns of point {point} are the same in every row: that layer was not captured"
+        yield error(name, text, actual=place, point=point)
     for pair in map(id_list, items(shard.get("equal_points"))[:1]):
         if pair is not None and len(pair) == 2:
             named = [str(points[place]) if place < len(points) else f"block {place}" for place in pair]

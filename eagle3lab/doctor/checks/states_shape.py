@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from eagle3lab.core.errors import PointsError
@@ -10,7 +10,7 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import id_list, mapping, target_of, whole
-from eagle3lab.points import check_points
+from eagle3lab.points import captured, check_points, compare
 
 LISTED = 20
 
@@ -94,6 +94,22 @@ def order(facts: Facts) -> Iterator[Finding]:
         except PointsError as problem:
             known = f"; the target has {blocks} blocks" if blocks else ""
             yield error("points", f"{problem.what}{known}", actual=given, points=given, blocks=blocks)
+    yield from _as_written(facts.mapping("states"))
+
+
+def _as_written(manifest: Mapping[str, Any]) -> Iterator[Finding]:
+    """The two lists of a manifest: points, and the same as a checkpoint for the target's SGLang file writes them."""
+    points, ids = id_list(manifest.get("points")), id_list(manifest.get("points_checkpoint"))
+    blocks, family = whole(manifest.get("blocks")), manifest.get("family")
+    if not points or not ids or not blocks or blocks < 1 or not isinstance(family, str):
+        return
+    try:
+        meant = captured(ids, blocks=blocks, engine="sglang", family=family).resid_pre
+    except PointsError:
+        return  # a family that is not known here
+    if difference := compare(meant, points, a_name="points_checkpoint", b_name="points"):
+        text = f"points_checkpoint {ids} of a {family[:40]} target are the points {meant}, the manifest says {points}"
+        yield error("points_checkpoint", f"{text}: {difference}"[:240], actual=ids, captured=meant, points=points)
 
 
 @check(
@@ -121,8 +137,8 @@ def mask(facts: Facts) -> Iterator[Finding]:
     code="states-target",
     title="states against the size of their target",
     reads=("states",),
-    also=("target", "target_config"),
-    rule="the manifest's hidden size and number of blocks are those of the target",
+    also=("target", "target_config", "shards"),
+    rule="the manifest's hidden size and number of blocks are those of the target, and its vocabulary has every token",
     fix="name the target that the states were captured from, or capture again",
     symptom="states of another model train a drafter that this target never agrees with",
 )
@@ -134,3 +150,10 @@ def of_target(facts: Facts) -> Iterator[Finding]:
         if said is not None and known and said != known:
             text = f"the manifest says {name} {said}, the target has {known}"
             yield error("manifest", text, actual=said, needed=known)
+    vocabulary = target and target.vocab
+    for shard in map(mapping, facts.get("shards") or []):
+        largest = whole(shard.get("largest_id"))
+        if largest is not None and vocabulary and largest >= vocabulary:
+            text = f"{str(shard.get('name'))[:80]} holds token {largest}, the target's vocabulary has {vocabulary}"
+            yield error(str(shard.get("name"))[:80], text, actual=largest, needed=vocabulary - 1)
+            return

@@ -227,6 +227,9 @@ def share(facts: Facts) -> Iterator[Finding]:
     if not counts:
         yield warning("samples", "the corpus holds no sample", actual=0)
         return
+    if negative := next((count for count in counts if count is not None and count < 0), None):
+        yield error("samples", f"a sample has {negative} supervised tokens: a count is not negative", actual=negative)
+        return
     empty = [index for index, count in enumerate(counts) if not count]
     usable = len(counts) - len(empty)
     evidence: dict[str, Any] = {

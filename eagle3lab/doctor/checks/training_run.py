@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -28,6 +29,8 @@ _BESIDE = re.compile(
 )
 """Settings whose names are none of the above: what is fed, how it is dealt out, and what lies beside the training."""
 ACCUMULATION_KEYS = ("gradient_accumulation", "gradient_accumulation_steps", "accumulation_steps")
+GROWN = 10
+"""Times the first standard deviation of fc beyond which it did not keep its size."""
 REAL_LOSS = 0.1
 """A loss behind a 0 that shows that the training was not over."""
 STEP_NAMES = ("step", "global_step", "iteration", "iter")
@@ -49,6 +52,9 @@ def complete(facts: Facts) -> Iterator[Finding]:
     """A fresh run (step 0) has nothing to restore."""
     run = mapping(facts.get("run"))
     step = whole(run.get("step"))
+    if step is None and run.get("step") is not None:
+        text = f"step is {str(run['step'])[:40]!r}, needed: a whole number"
+        yield error("run", text, actual=str(run["step"])[:40], fix="correct it")
     if not step or not any(part in run for part in PARTS):
         return
     missing = [part for part in PARTS if not run.get(part)]
@@ -200,6 +206,12 @@ def losses(facts: Facts) -> Iterator[Finding]:
             return
     straight = [real(value) for value in facts["losses_straight"]]
     resumed = [real(value) for value in facts["losses_resumed"]]
+    both = zip(facts["losses_straight"], facts["losses_resumed"], strict=False)
+    nowhere = next((step for step, pair in enumerate(both, 1) if all(map(_not_finite, pair))), None)
+    if nowhere is not None:
+        text = f"the loss is not finite at step {nowhere} of both runs: nothing after it can be compared"
+        yield error("losses", text, actual="nan", fix="lower the learning rate and train both again", at=nowhere)
+        return
     for step, (one, other) in enumerate(zip(straight, resumed, strict=False), 1):
         if one == other or (one is not None and other is not None and abs(one - other) <= SAME_LOSS * abs(one)):
             continue
@@ -217,6 +229,11 @@ def losses(facts: Facts) -> Iterator[Finding]:
     yield info("losses", f"{count} losses are equal", equal=True, compared=count)
 
 
+def _not_finite(value: Any) -> bool:
+    """NaN or infinity; null is unknown."""
+    return isinstance(value, float) and not math.isfinite(value)
+
+
 @check(
     code="loss-average",
     title="losses on different averages",
@@ -229,6 +246,12 @@ def averages(facts: Facts) -> Iterator[Finding]:
     """The ratio of the two averages is 1 / share of supervised positions."""
     everywhere, masked = real(facts.get("loss_over_all_positions")), real(facts.get("loss_over_masked_positions"))
     share = real(facts.get("masked_share"))
+    for name in ("loss_over_all_positions", "loss_over_masked_positions", "masked_share"):
+        if _not_finite(facts.get(name)):
+            yield error(name, f"{name} is not finite", actual="nan", fix="look for rows without a supervised token")
+    if share is not None and not 0 <= share <= 1:
+        yield error("masked_share", f"masked_share is {share:g}, a share lies between 0 and 1", actual=share)
+        return
     if everywhere is None or masked is None:
         return
     if share == 0 or (masked == 0 and everywhere == 0):
@@ -264,6 +287,10 @@ def status(facts: Facts) -> Iterator[Finding]:
         for name, raw in mapping(mapping(facts.get("status")).get(group)).items():
             entry: Mapping[str, Any] = mapping(raw)
             state = entry.get("status", raw)
+            cells, ran = whole(entry.get("cells")), whole(entry.get("ran"))
+            if state == "ok" and cells is not None and ran is not None and ran < cells:
+                text = f"{str(name)[:80]} is said to be ok, and {ran} of its {cells} cells ran"
+                yield error(str(name)[:80], text, actual=ran, needed=cells)
             if state in ("ok", None) or isinstance(state, Mapping):
                 continue
             if state == "running":
@@ -304,6 +331,7 @@ def curve(facts: Facts) -> Iterator[Finding]:
         return
     values = [real(loss) or 0.0 for _, loss in losses_seen]
     yield from _zero_losses(losses_seen, values)
+    yield from _odd_rows(rows)
     norms = [norm for row in rows if (norm := real(row.get("gradient_norm"))) is not None]
     if len(norms) >= 2 and max(norms) == 0:
         yield error("gradient", "the gradient is 0 at every step: nothing is trained", actual=0.0)
@@ -313,6 +341,23 @@ def curve(facts: Facts) -> Iterator[Finding]:
             text = f"the loss never leaves its start: {start:.4g} to {end:.4g} in {len(values)} log rows"
             yield error("loss", text, actual=end, start=start, end=end)
     yield from _accuracy(rows, facts)
+
+
+def _odd_rows(rows: list[Mapping[str, Any]]) -> Iterator[Finding]:
+    """A gradient that is not finite, and a loss below 0. In the first tenth of the rows a loss scale may still move."""
+    bad = [place for place, row in enumerate(rows) if _not_finite(row.get("gradient_norm"))]
+    late = [place for place in bad if place >= len(rows) / 10 or place == len(rows) - 1]
+    if late:
+        first = rows[late[0]].get("step")
+        text = f"the gradient is not finite in {len(bad)} of {len(rows)} log rows, first at step {first}"
+        told = error if late[-1] == len(rows) - 1 else warning
+        yield told("gradient", text, actual="nan", fix="lower the learning rate; eagle3lab doctor --states STATES")
+    below = next(
+        ((row.get("step"), loss) for row in rows if (loss := real(row.get("loss"))) is not None and loss < 0), None
+    )
+    if below:
+        text = f"the loss is {below[1]:g} at step {below[0]}: no cross-entropy or divergence is negative"
+        yield warning("loss", text, actual=below[1], fix="say which loss this is, or read the log again")
 
 
 def _zero_losses(losses_seen: list[tuple[int | None, Any]], values: list[float]) -> Iterator[Finding]:
@@ -342,6 +387,9 @@ def _impossible(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding
                 found.setdefault("accuracy_by_step", (row.get("step"), value, "a share lies between 0 and 1"))
     for row in map(mapping, facts.get("held_out") or []):
         length = real(row.get("simulated_accept_length"))
+        if _not_finite(row.get("simulated_accept_length")):
+            nan = row["simulated_accept_length"]
+            found.setdefault("simulated_accept_length", (row.get("step"), nan, "a length is finite"))
         if length is not None and length < 1:
             why = "the least accept length is 1.00: the bonus token is in it"
             found.setdefault("simulated_accept_length", (row.get("step"), length, why))
@@ -371,7 +419,7 @@ def _accuracy(rows: list[Mapping[str, Any]], facts: Facts) -> Iterator[Finding]:
     symptom="a drafter that never uses the target's states",
 )
 def fc_moves(facts: Facts) -> Iterator[Finding]:
-    """Frozen: bit-equal at the end. Collapsed: a quarter of the first standard deviation or less."""
+    """Frozen: bit-equal at the end. Collapsed: a quarter of the first standard deviation or less; grown: ten times."""
     rows = [mapping(row) for row in facts.get("fc_trajectory") or []]
     if len(rows) < 2:
         return
@@ -384,6 +432,9 @@ def fc_moves(facts: Facts) -> Iterator[Finding]:
     elif first > 0 and last <= first / 4:
         text = f"fc collapsed: standard deviation {first:.4g} to {last:.4g} over {steps}"
         yield error("fc", text, actual=last, first=first, last=last)
+    elif first > 0 and last >= GROWN * first:
+        text = f"fc grew {last / first:.3g} times: standard deviation {first:.4g} to {last:.4g} over {steps}"
+        yield warning("fc", text, actual=last, first=first, last=last, moved=moved)
     else:
         far = "unknown" if moved is None else f"{100 * moved:.3g} %"
         yield info("fc", f"fc moved {far} of its size over {steps}", moved=moved, first=first, last=last)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from eagle3lab.core.safetensors_header import STORED_AS
 from eagle3lab.doctor import tensor_names as names
@@ -353,6 +355,24 @@ def weights_dtype(facts: Facts) -> Iterator[Finding]:
             actual=odd,
             fix="export the draft in bf16",
         )
+    bare = [name for name in headers if SMALL.match(str(names.dtype_of(headers, name))) and not _scales(name, headers)]
+    if bare:
+        kinds = ", ".join(sorted({str(names.dtype_of(headers, name)) for name in bare}))
+        text = (
+            f"{len(bare)} weights are stored as {kinds} without a scale beside them ({_some(bare)}): they are read as"
+        )
+        text += " they stand, with three bits or less behind the point"
+        yield warning("draft weights", text, actual=bare[:20], fix="export the draft in bf16, or with its scales")
+
+
+SMALL = re.compile(r"F[468](?:_|$)")
+"""Dtypes of so few bits that weights fit them only over a scale."""
+
+
+def _scales(name: str, headers: Mapping[str, Any]) -> bool:
+    """Whether a scale stands beside the tensor, under any of its usual names, or it is one itself."""
+    stem = name.removesuffix("weight").removesuffix("weight_packed")
+    return "scale" in name or any(other.startswith(stem) and "scale" in other[len(stem) :] for other in headers)
 
 
 @check(

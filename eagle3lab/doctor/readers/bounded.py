@@ -7,6 +7,7 @@ import math
 import os
 import re
 import stat
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,23 @@ def read_bytes(path: Path, limit: int = TEXT_LIMIT) -> bytes:
         raise ReadError(f"{path} cannot be read ({error.strerror or error})") from error
 
 
+def encoding_of(raw: bytes) -> str:
+    """UTF-16 when a byte-order mark says so (a log that PowerShell wrote), else UTF-8."""
+    return "utf-16" if raw.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "utf-8-sig"
+
+
+def decoded(raw: bytes) -> str:
+    """Text of a file that is read for its lines: what is no letter of its encoding is replaced."""
+    return raw.decode(encoding_of(raw), "replace")
+
+
 def read_text(path: Path, limit: int = TEXT_LIMIT) -> str:
     """The file as UTF-8 text (a byte-order mark is dropped)."""
+    raw = read_bytes(path, limit)
+    if encoding_of(raw) == "utf-16":
+        raise ReadError(f"{path} is UTF-16, not UTF-8", rule="text files are UTF-8", fix="save it as UTF-8")
     try:
-        return read_bytes(path, limit).decode("utf-8-sig")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ReadError(f"{path} is not UTF-8 (byte {error.start})", rule="text files are UTF-8") from error
 

@@ -20,6 +20,8 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, inside, list_folder, read_bytes, read_json
 from eagle3lab.doctor.readers.weightfiles import add_index, read_headers
 from eagle3lab.doctor.run import existing
+from eagle3lab.doctor.views import id_list, mapping
+from eagle3lab.inspection.record import RECORD
 
 MAP_LIMIT = 4_000_000
 """Elements of a vocabulary map that are read: 20 times the largest vocabulary in use."""
@@ -36,6 +38,7 @@ def read_draft(value: str, facts: Facts) -> None:
     config, headers, folder = _open(path, "draft", facts)
     if config is not None:
         facts.put("draft_config", config, str(path))
+    _trained_points(folder / RECORD, facts)
     if not headers:
         if path.is_dir() and not any(path.glob("*.safetensors")):  # one that is broken is told by `file-is-weights`
             facts.could_not("the draft's weights", f"there is no safetensors file in {path}")
@@ -46,6 +49,19 @@ def read_draft(value: str, facts: Facts) -> None:
     _side_files(folder, facts)
     _matrix(headers, "embed_tokens.weight", "draft_embed_tokens", facts)
     _locate(headers, "lm_head.weight", "draft_lm_head", facts)
+
+
+def _trained_points(path: Path, facts: Facts) -> None:
+    """The points of the states that the lab trained this drafter on, from its record; states that are given count."""
+    if facts.has("states_manifest_resid_pre") or not path.is_file():
+        return
+    try:
+        points = id_list(mapping(read_json(path).value).get("states_points"))
+    except ReadError as error:
+        facts.broken(str(path), error.what, fix="remove it, or train again")
+        return
+    if points:
+        facts.put("states_manifest_resid_pre", points, str(path))
 
 
 def read_target(value: str, facts: Facts) -> None:

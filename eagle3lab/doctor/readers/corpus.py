@@ -10,16 +10,17 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, read_json, read_text
+from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, ReadError, decoded, encoding_of, read_json, read_text
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.templates import (
     commonest,
     fitting,
+    has_delimiters,
     hits,
     likely,
     only_thinks,
@@ -50,7 +51,8 @@ def read(value: str, facts: Facts) -> None:
     try:
         values, complete = _values(path)
     except (OSError, EOFError, ReadError, UnicodeDecodeError) as error:
-        facts.broken(str(path), f"cannot be read ({str(getattr(error, 'what', error))[:160]})")
+        why = f"cannot be read ({str(getattr(error, 'what', error))[:160]})"
+        facts.broken(str(path), why, fix=getattr(error, "fix", ""))
         return
     rows: list[Mapping[str, Any]] = [value for value in values if isinstance(value, dict)]
     broken = [number for number, value in enumerate(values, 1) if not isinstance(value, dict)]
@@ -71,7 +73,9 @@ def _values(path: Path) -> tuple[list[Any], bool]:
         raise ReadError(f"{path} is not a regular file")
     with opener(path, "rb") as handle:
         raw = handle.read(TEXT_LIMIT + 1)
-    text = raw[:TEXT_LIMIT].decode("utf-8-sig", "replace")
+    if encoding_of(raw) == "utf-16":
+        raise ReadError(f"{path} is UTF-16, not UTF-8", rule="trainers read UTF-8", fix="save it as UTF-8")
+    text = decoded(raw[:TEXT_LIMIT])
     complete = len(raw) <= TEXT_LIMIT
     if (array := _array(text, complete)) is not None:
         return array
@@ -125,6 +129,24 @@ def _marks(row: Mapping[str, Any]) -> list[bool] | None:
         return [bool(mark) for mark in mask]
     labels = _ids(row, "labels")
     return None if labels is None else [label != IGNORED for label in labels]
+
+
+def _no_numbers(row: Mapping[str, Any]) -> bool:
+    """Whether ready lists hold something that is no token id, no mark of 0 or 1, or no label."""
+    ids, mask, labels = (_ids(row, key) or [] for key in ("input_ids", "loss_mask", "labels"))
+    return (
+        any(type(one) is not int or one < 0 for one in ids)
+        or any(not isinstance(mark, (bool, int, float)) or not 0 <= mark <= 1 for mark in mask)
+        or any(type(label) is not int or (label < 0 and label != IGNORED) for label in labels)
+    )
+
+
+def _contradicts(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a mask and labels, of one length, that supervise different tokens."""
+    mask, labels = _ids(row, "loss_mask"), _ids(row, "labels")
+    if mask is None or labels is None or len(mask) != len(labels):
+        return False
+    return any(bool(mark) != (label != IGNORED) for mark, label in zip(mask, labels, strict=True))
 
 
 def messages_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -209,11 +231,16 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
     uneven: list[int] = []
     thinks: list[int] = []
     plain: list[int] = []
+    wrong: list[int] = []
+    apart: list[int] = []
+    glued: list[int] = []
     templates: dict[str, int] = {}
     for index, row in enumerate(rows):
         ids, marks = _ids(row, "input_ids"), _marks(row)
         if ids is not None and marks is not None and len(ids) != len(marks):
             uneven.append(index)
+        wrong += [index] if _no_numbers(row) else []
+        apart += [index] if _contradicts(row) else []
         turns = messages_of(row)
         text = row.get("text")
         if turns is None and isinstance(text, str):
@@ -232,12 +259,15 @@ def summary(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
             no_reply.append(index)
         elif not any(_says(reply) for reply in said):
             empty.append(index)
+        if any(has_delimiters(reply["content"]) for reply in said):
+            glued.append(index)
         if any(still_thinks(reply["content"]) for reply in said):
             unclosed.append(index)
         elif any(only_thinks(reply["content"]) and not reply.get("tool_calls") for reply in said):
             thinks.append(index)
     listed = {"no_reply": no_reply, "empty_reply": empty, "thinking_not_closed": unclosed, "unknown_form": unknown}
-    listed |= {"mask_length": uneven, "thinking_only": thinks, "plain_text": plain}
+    listed |= {"mask_length": uneven, "thinking_only": thinks, "plain_text": plain, "no_ids": wrong}
+    listed |= {"mask_and_labels": apart, "delimiters_in_reply": glued}
     counts = {f"{name}_count": len(items) for name, items in listed.items()}
     return {"samples": len(rows), **counts, **{k: v[:50] for k, v in listed.items()}, "templates": templates}
 
@@ -293,6 +323,7 @@ def _render(folder: Path, path: Path, facts: Facts) -> None:
         )
         return
     rows = [value for value in _values(path)[0] if isinstance(value, dict)]
+    _beyond_vocabulary(rows, len(tokenizer), facts)
     counts: list[int] = []
     failed: list[int] = []
     for index, row in enumerate(rows[:RENDERED]):
@@ -309,6 +340,16 @@ def _render(folder: Path, path: Path, facts: Facts) -> None:
         facts.put("samples_supervised_tokens", counts, f"{path} rendered with {folder}")
     if len(rows) > RENDERED:
         facts.could_not(f"the mask of {len(rows) - RENDERED} rows", f"{RENDERED} rows are rendered")
+
+
+def _beyond_vocabulary(rows: Sequence[Mapping[str, Any]], size: int, facts: Facts) -> None:
+    """Remember the first ready id that the tokenizer cannot have given."""
+    for index, row in enumerate(rows):
+        largest = max((one for one in _ids(row, "input_ids") or [] if type(one) is int), default=0)
+        if largest >= size:
+            told = {"row": index, "id": largest, "size": size}
+            facts.values["corpus"] = {**facts.mapping("corpus"), "beyond_vocabulary": told}
+            return
 
 
 def _supervised(tokenizer: Any, turns: list[dict[str, Any]]) -> int:

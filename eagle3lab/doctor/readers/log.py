@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF16_LE
 from pathlib import Path
 
 from eagle3lab.doctor.facts import Facts
-from eagle3lab.doctor.readers.bounded import TEXT_LIMIT
+from eagle3lab.doctor.readers.bounded import TEXT_LIMIT, decoded, encoding_of
 from eagle3lab.doctor.run import existing
 
 HEAD = 4_000_000
@@ -13,7 +14,7 @@ HEAD = 4_000_000
 
 
 def read(value: str, facts: Facts) -> None:
-    """Add the fact `log`. Bytes that are not UTF-8 are replaced: a log is read for its lines, not for its letters."""
+    """Add the fact `log`. Bytes that are no letters are replaced: a log is read for its lines, not for its letters."""
     path = existing(value, "--log")
     if not path.is_file():
         facts.broken(str(path), "is not a regular file", fix="give --log the log file")
@@ -32,11 +33,14 @@ def _text(path: Path, facts: Facts) -> str:
     size = path.stat().st_size
     with path.open("rb") as handle:
         if size <= TEXT_LIMIT:
-            return handle.read(TEXT_LIMIT).decode("utf-8", "replace")
+            return decoded(handle.read(TEXT_LIMIT))
         head = handle.read(HEAD)
         tail_bytes = TEXT_LIMIT - HEAD
         handle.seek(size - tail_bytes)
         tail = handle.read(tail_bytes)
     skipped = size - TEXT_LIMIT
     facts.could_not(f"{skipped} bytes in the middle of {path.name}", f"a log is read up to {TEXT_LIMIT} bytes")
-    return head.decode("utf-8", "replace") + "\n" + tail.decode("utf-8", "replace").partition("\n")[2]
+    code = encoding_of(head)
+    if code.startswith("utf-16"):  # the end begins at a whole unit, in the order of the start
+        code, tail = f"utf-16-{'le' if head.startswith(BOM_UTF16_LE) else 'be'}", tail[(size - tail_bytes) % 2 :]
+    return decoded(head) + "\n" + tail.decode(code, "replace").partition("\n")[2]

@@ -38,10 +38,9 @@ def add_folder(path: Path, facts: Facts, *, flag: str = "") -> None:
     for entry in files[:COUNT_LIMIT]:
         try:
             parsed = read_json(entry, NOTEBOOK_LIMIT)
-            if not isinstance(parsed.value, dict) or not isinstance(parsed.value.get("cells"), list):
-                raise ReadError(f"{entry} has no list of cells")
+            _require_cells(parsed.value, entry)
         except ReadError as error:
-            facts.broken(str(entry), error.what, fix=f"write {entry.name} again")
+            facts.broken(str(entry), error.what, fix=error.fix or f"write {entry.name} again")
             continue
         found[entry.name] = parsed.value
     if len(files) > COUNT_LIMIT:
@@ -51,6 +50,19 @@ def add_folder(path: Path, facts: Facts, *, flag: str = "") -> None:
         kernels = installed_kernels()
         if kernels and not facts.has("installed_kernels"):
             facts.put("installed_kernels", kernels, "kernel folders of this machine")
+
+
+def _require_cells(value: Any, path: Path) -> None:
+    """`ReadError` for anything that is no notebook of format 4."""
+    if isinstance(value, dict) and isinstance(value.get("worksheets"), list):
+        found = f"{path} is of nbformat {value.get('nbformat', 3)}, which has worksheets"
+        raise ReadError(found, rule="runners read nbformat 4", fix=f"jupyter nbconvert --to notebook --inplace {path}")
+    cells = value.get("cells") if isinstance(value, dict) else None
+    if not isinstance(cells, list):
+        raise ReadError(f"{path} has no list of cells")
+    wrong = next((place for place, cell in enumerate(cells, 1) if not isinstance(cell, dict)), None)
+    if wrong is not None:
+        raise ReadError(f"{path}: cell {wrong} is a {type(cells[wrong - 1]).__name__}, a JSON object is needed")
 
 
 def installed_kernels() -> list[str]:

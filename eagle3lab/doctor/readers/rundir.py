@@ -20,8 +20,10 @@ from eagle3lab.doctor.views import items, mapping
 
 RUN_FILES = ("manifest.json", "status.json")
 """What every run directory holds from its start."""
-RUN_SCHEMA = "eagle3lab-run/1"
+RUN_SCHEMA, STATUS_SCHEMA = "eagle3lab-run/1", "eagle3lab-status/1"
 """As `eagle3lab.runs.schemas` writes it; a test holds the two together."""
+WRITTEN = {"train": ("training.json", "metrics.json", "drafter"), "accept": ("metrics.json",)}
+"""What a step leaves behind when it ends ok."""
 _STEP = re.compile(r"step-(\d{1,15})")
 FC_ROWS = 512
 """Rows of a snapshot of fc that are looked at: enough for its standard deviation and its change."""
@@ -41,12 +43,19 @@ def read(value: str, facts: Facts) -> None:
             rule=f"it holds {' and '.join(RUN_FILES)}",
             fix="eagle3lab runs list; a drafter's folder is given with --draft, captured states with --states",
         )
+    _same_schema(manifest, folder / "manifest.json", RUN_SCHEMA, facts)
+    _same_schema(status, folder / "status.json", STATUS_SCHEMA, facts)
+    _expected(folder, mapping(status), facts)
     if status is None:
         facts.could_not("how the run ended", f"{folder} has no readable status.json", fix="eagle3lab runs list")
     else:
         facts.put("status", status, str(folder / "status.json"))
     metrics = _json(folder / "metrics.json", folder, facts)
     if metrics is not None:
+        asked, measured = mapping(manifest).get("preset"), metrics.get("preset")
+        if isinstance(asked, str) and isinstance(measured, str) and asked != measured:
+            why = f"its numbers are of preset {measured[:40]!r}, the run is of {asked[:40]!r}"
+            facts.broken(str(folder / "metrics.json"), why, fix="eagle3lab run --preset " + asked[:40])
         _acceptance(metrics, folder / "metrics.json", facts)
     training = _json(folder / "training.json", folder, facts) or {}
     for name, key in (("curve", "history"), ("held_out", "held_out")):
@@ -65,6 +74,28 @@ def read(value: str, facts: Facts) -> None:
         _drop_unfinished(facts, mapping(status))
 
 
+def _same_schema(value: dict[str, Any] | None, path: Path, schema: str, facts: Facts) -> None:
+    """A file of another release is told: the lab's own commands refuse it."""
+    said = mapping(value).get("schema")
+    if said is not None and said != schema:
+        fix = "use the release of eagle3lab that wrote it"
+        facts.broken(str(path), f"its schema is {str(said)[:60]!r}, needed {schema!r}", fix=fix, actual=str(said)[:60])
+
+
+def _expected(folder: Path, status: Mapping[str, Any], facts: Facts) -> None:
+    """Files that a step which ended ok has written."""
+    ok = {name for name, step in mapping(status.get("steps")).items() if mapping(step).get("status") == "ok"}
+    missing = [name for step, names in WRITTEN.items() if step in ok for name in names if not (folder / name).exists()]
+    drafter = folder / "drafter"
+    if "train" in ok and drafter.is_dir() and not any(drafter.glob("*.safetensors")):
+        missing.append("drafter/model.safetensors")
+    if (folder / "status.json").exists() and not (folder / "manifest.json").exists():
+        missing.append("manifest.json")
+    for name in dict.fromkeys(missing):
+        why = "is not there, though the step that writes it ended ok"
+        facts.broken(str(folder / name), why, fix="copy the run whole, or run it again: eagle3lab run")
+
+
 def _learning_rates(training: Mapping[str, Any], path: Path, facts: Facts) -> None:
     """`log_lr` of the history's rows, in the order in which they were written."""
     rows = [mapping(row) for row in items(training.get("history"))]
@@ -76,7 +107,10 @@ def _learning_rates(training: Mapping[str, Any], path: Path, facts: Facts) -> No
 def _acceptance(metrics: Mapping[str, Any], path: Path, facts: Facts) -> None:
     measured = {name: found for name, found in mapping(metrics.get("sets")).items() if "counts" in mapping(found)}
     if measured or "counts" in metrics:
-        facts.put("acceptance", {"sets": measured} if measured else metrics, str(path))
+        top = {key: metrics[key] for key in ("accept_length", "accept_rate", "counts") if key in metrics}
+        if str(metrics.get("headline")) in measured or metrics.get("headline") not in mapping(metrics.get("sets")):
+            top |= {"headline": metrics.get("headline")}
+        facts.put("acceptance", {**top, "sets": measured} if measured else metrics, str(path))
     else:
         facts.could_not("acceptance", f"{path} has neither `counts` nor `sets` with counts")
 

@@ -10,18 +10,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from eagle3lab.capture.manifest import StatesManifest
 from eagle3lab.core.errors import UsageError
 from eagle3lab.core.hashes import sha256_file
 from eagle3lab.core.safetensors_header import Header, HeaderError, layout_faults, read_header
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.readers.bounded import ReadError, list_folder, read_json
-from eagle3lab.doctor.readers.states_layout import counts, problems_of_header, problems_of_ids
+from eagle3lab.doctor.readers.states_layout import counts, look_at_ids, problems_of_header
 from eagle3lab.doctor.readers.states_rows import measure
 from eagle3lab.doctor.readers.states_target import compare_with_target
 from eagle3lab.doctor.run import existing
 from eagle3lab.doctor.views import id_list, items, mapping
+from eagle3lab.inspection.record import RECORD
 
 SHARD_LIMIT = 100_000
+FAULTS = 20
+"""Faults of a manifest that are listed."""
 HASH_LIMIT = 1_000_000_000
 """Bytes that are hashed against the manifest, over all shards; beyond it sizes alone are compared."""
 IDS_LIMIT = 500_000_000
@@ -41,21 +47,34 @@ def read(value: str, facts: Facts) -> None:
         return
     if outside:
         facts.could_not(f"{len(outside)} entries of {folder.name}", "they are links that lead out of it")
-    if not isinstance(parsed, dict):
+    faults: list[str] = []
+    if isinstance(parsed, dict):
+        faults = manifest_faults(parsed)
+    else:
         facts.broken(str(folder), "has no manifest.json that is a mapping", fix="eagle3lab capture writes it")
         parsed = {}
-    facts.put("states", parsed, str(folder / "manifest.json"))
+    facts.put("states", {**parsed, "faults": faults} if faults else parsed, str(folder / "manifest.json"))
     points = id_list(parsed.get("points"))
-    if points is not None and not facts.has("states_manifest_resid_pre"):
+    known = facts.sources.get("states_manifest_resid_pre", RECORD)
+    if points is not None and known.endswith(RECORD):  # what a drafter's record says gives way
         facts.put("states_manifest_resid_pre", points, str(folder / "manifest.json"))
     shards, headers = _shards(folder, files, parsed)
     _look_at_ids(shards, headers, facts)
-    if shards:
-        facts.put("shards", shards, str(folder))
+    facts.put("shards", shards, str(folder))
     measured = measure(headers, parsed, facts)
     if measured:
         facts.put("shard_states", measured, str(folder))
     compare_with_target(headers, parsed, facts)
+
+
+def manifest_faults(manifest: Mapping[str, Any]) -> list[str]:
+    """What the lab's own reader refuses in a manifest, a text a field."""
+    try:
+        StatesManifest.model_validate(manifest)
+    except ValidationError as error:
+        told = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()[:FAULTS]]
+        return [f"{where}: {message}"[:160] for where, message in told]
+    return []
 
 
 def _shards(folder: Path, files: list[Path], manifest: Mapping[str, Any]) -> tuple[list[Any], list[Header]]:
@@ -93,19 +112,20 @@ def _shards(folder: Path, files: list[Path], manifest: Mapping[str, Any]) -> tup
 def _look_at_ids(shards: list[Any], headers: list[Header], facts: Facts) -> None:
     """Add to the entries what is wrong with offsets, ids and mask, and how many tokens are supervised."""
     entries = {entry["name"]: entry for entry in shards}
-    budget, left = IDS_LIMIT, 0
+    budget, left, before = IDS_LIMIT, 0, -1
     for header in headers:
         try:
-            problems, supervised, size = problems_of_ids(header, budget)
+            found = look_at_ids(header, budget, before)
         except HeaderError as error:
             facts.could_not(f"ids and mask of {header.path.name}", error.what[:160])
             continue
-        budget, left = budget - size, left + (size == 0)
+        budget, left = budget - found.bytes_read, left + (found.bytes_read == 0)
         entry = entries[header.path.name]
-        if problems:
-            entry["problem"] = "; ".join([*([entry["problem"]] if "problem" in entry else []), *problems])
-        if supervised is not None:
-            entry["supervised"] = supervised
+        if found.problems:
+            entry["problem"] = "; ".join([*([entry["problem"]] if "problem" in entry else []), *found.problems])
+        entry |= {name: value for name in ("supervised", "largest_id") if (value := getattr(found, name)) is not None}
+        if entry["state"] == "good":
+            before = found.last_sample if found.last_sample is not None else before
     if left:
         facts.could_not(f"ids and masks of {left} of {len(headers)} shards", f"at most {IDS_LIMIT} bytes are read")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,16 @@ from eagle3lab.core.safetensors_header import STORED_AS, Header, map_tensor
 from eagle3lab.doctor.views import id_list, whole
 
 NAMES = ("input_ids", "loss_mask", "offsets", "aux", "last", "sample_id")
+LISTS = {"input_ids": "I64", "loss_mask": "BOOL", "offsets": "I64", "sample_id": "I64"}
+"""Dtypes of the lists."""
 ENTRIES = 50_000_000
 """Longest list of ids, marks or offsets that is read."""
 
 
 def counts(header: Header) -> dict[str, int]:
-    """Tokens by `input_ids`, rows by `aux`."""
+    """Tokens by `input_ids`, rows by `aux`, samples by `sample_id`."""
     found = {}
-    for key, name in (("tokens", "input_ids"), ("hidden_rows", "aux")):
+    for key, name in (("tokens", "input_ids"), ("hidden_rows", "aux"), ("samples", "sample_id")):
         entry = header.tensors.get(name)
         if entry is not None and entry.shape:
             found[key] = entry.shape[0]
@@ -40,12 +43,17 @@ def problems_of_header(header: Header, manifest: Mapping[str, Any]) -> Iterator[
     elif last is not None and hidden and last.shape != (*aux[:1], hidden):
         yield f"last is {list(last.shape)}, needed {[*aux[:1], hidden]}"
     yield from _dtypes(header, manifest)
+    for name, kind in LISTS.items():
+        if header.tensors[name].dtype != kind:
+            yield f"{name} is {header.tensors[name].dtype}, needed {kind}"
     tokens, marks = header.tensors["input_ids"].shape, header.tensors["loss_mask"].shape
     if tokens != marks:
         yield f"loss_mask is {list(marks)}, input_ids {list(tokens)}: one mark a token"
     offsets, samples = header.tensors["offsets"].shape, header.tensors["sample_id"].shape
     if len(offsets) != 1 or len(samples) != 1 or offsets[0] != samples[0] + 1:
         yield f"offsets is {list(offsets)} for sample_id {list(samples)}: one more offset than samples"
+    elif not samples[0]:
+        yield "no sample is in it"
 
 
 def _dtypes(header: Header, manifest: Mapping[str, Any]) -> Iterator[str]:
@@ -66,21 +74,48 @@ def _dtypes(header: Header, manifest: Mapping[str, Any]) -> Iterator[str]:
             yield f"{name}_scale is {found}: one scale a row and point, {[*entry.shape[:1], blocks]}"
 
 
-def problems_of_ids(header: Header, budget: int) -> tuple[list[str], int | None, int]:
-    """(what is wrong with offsets, ids and mask, supervised tokens, bytes read); nothing is read beyond the budget."""
-    parts = {name: integers(header, name) for name in ("offsets", "input_ids", "loss_mask")}
-    found = {name: part for name, part in parts.items() if part is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ids:
+    """What is wrong with offsets, ids, mask and sample ids of a shard; None where they were not read.
+
+    Fields:
+        problems: one text each. supervised: marks of the mask. largest_id: of the tokens. last_sample: its last sample.
+        bytes_read: 0 when the budget was too small.
+    """
+
+    problems: tuple[str, ...] = ()
+    supervised: int | None = None
+    largest_id: int | None = None
+    last_sample: int | None = None
+    bytes_read: int = 0
+
+
+def look_at_ids(header: Header, budget: int, before: int) -> Ids:
+    """Read the lists of a shard, nothing beyond the budget. before: the last sample of the shard before it, or -1."""
+    parts = {name: integers(header, name) for name in ("offsets", "input_ids", "loss_mask", "sample_id")}
+    found = {name: np.asarray(part) for name, part in parts.items() if part is not None}
     size = sum(part.nbytes for part in found.values())
     if size > budget:
-        return [], None, 0  # a shard without a byte of them has been told as one without tensors
+        return Ids()  # a shard without a byte of them has been told as one without tensors
     problems = []
     if "offsets" in found and "input_ids" in found:
-        problems += _offsets(np.asarray(found["offsets"], dtype=np.int64), len(found["input_ids"]))
-    if "input_ids" in found and (negative := np.flatnonzero(np.asarray(found["input_ids"]) < 0)).size:
+        problems += _offsets(found["offsets"].astype(np.int64), len(found["input_ids"]))
+    if "input_ids" in found and (negative := np.flatnonzero(found["input_ids"] < 0)).size:
         place = int(negative[0])
         problems.append(f"input_ids holds {int(found['input_ids'][place])} at place {place}: an id is never negative")
-    supervised = int(np.count_nonzero(found["loss_mask"])) if "loss_mask" in found else None
-    return problems, supervised, size
+    samples = found.get("sample_id", np.empty(0, dtype=np.int64)).astype(np.int64)
+    if (falls := np.flatnonzero(np.diff(samples, prepend=before) <= 0)).size:
+        place = int(falls[0])
+        earlier = int(samples[place - 1]) if place else before
+        follows = f"sample {int(samples[place])} follows sample {earlier}"
+        problems.append(f"{follows}: samples ascend over the shards, each once" if earlier >= 0 else follows)
+    return Ids(
+        problems=tuple(problems),
+        supervised=int(np.count_nonzero(found["loss_mask"])) if "loss_mask" in found else None,
+        largest_id=int(found["input_ids"].max()) if "input_ids" in found and len(found["input_ids"]) else None,
+        last_sample=int(samples.max()) if len(samples) else None,
+        bytes_read=size,
+    )
 
 
 def _offsets(offsets: np.ndarray, tokens: int) -> list[str]:

@@ -30,7 +30,7 @@ Seen = dict[tuple[str, bytes], tuple[str, int, bytes]]
 
 def measure(headers: list[Header], manifest: Mapping[str, Any], facts: Facts) -> dict[str, Any]:
     """{shard: {"aux": report, "last": report, "dtype", "points", "block", "repeated", "same_as", "equal_points",
-    "looked_at", "rows"}}."""
+    "flat_points", "looked_at", "rows"}}."""
     points, hidden = id_list(manifest.get("points")) or [], whole(manifest.get("hidden_size")) or 0
     total = sum(_bytes(header) for header in headers)
     share = min(1.0, BYTE_BUDGET / total) if total else 1.0
@@ -69,13 +69,18 @@ def _measure_shard(header: Header, points: list[int], hidden: int, share: float)
         block = hidden if name == "aux" and 0 < hidden <= entry.shape[1] else 0
         report, step = RowReport(), max(1, CHUNK // max(entry.shape[1] * DTYPE_BYTES.get(entry.dtype, 1), 1))
         pairs = _pairs(entry.shape[1], block) if count else []
+        flat = {pair[0] for pair in pairs} | {pair[1] for pair in pairs} if count > 1 else set()
+        top = None
         for start in range(0, count, step):
             part = states(header, name, start, min(start + step, count))
             report.add(part, block=block, dtype=entry.dtype)
             pairs = [pair for pair in pairs if _equal(part, pair, block)]
+            top = part[:1] if top is None else top
+            flat = {place for place in flat if _same(part, top, place, block)}
         found |= {name: asdict(report), "dtype": entry.dtype, "looked_at": count, "rows": rows}
         if name == "aux":
             found["equal_points"] = pairs if report.zero_row_count < count else []
+            found["flat_points"] = sorted(flat) if flat and _several_tokens(header) else []
     return found if "dtype" in found else {}
 
 
@@ -87,6 +92,17 @@ def _equal(rows: np.ndarray, pair: list[int], block: int) -> bool:
     """Whether two blocks of columns are the same in all rows."""
     one, other = (rows[:, place * block : (place + 1) * block] for place in pair)
     return bool((one[:1] == other[:1]).all() and (one == other).all())
+
+
+def _same(rows: np.ndarray, top: np.ndarray, place: int, block: int) -> bool:
+    """Whether a block of columns is the first row's in all rows."""
+    columns = slice(place * block, (place + 1) * block)
+    return bool((rows[-1:, columns] == top[:, columns]).all() and (rows[:, columns] == top[:, columns]).all())
+
+
+def _several_tokens(header: Header) -> bool:
+    tokens = integers(header, "input_ids")
+    return tokens is not None and bool((np.asarray(tokens) != tokens[0]).any())
 
 
 def _samples(header: Header, looked_at: int, seen: Seen) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from eagle3lab.core.safetensors_header import HEADER_LIMIT, Header, HeaderError, read_header
 from eagle3lab.doctor.facts import Facts
@@ -21,19 +22,26 @@ def read_headers(files: list[Path], facts: Facts) -> list[Header]:
         try:
             header = read_header(path, limit=PARSED)
         except HeaderError as error:
-            declared = error.details.get("declared", 0)
-            if error.kind == "too-large" and declared <= HEADER_LIMIT:
-                facts.broken(
-                    str(path), f"has a header of {declared} bytes, at most {PARSED} are parsed", actual=declared
-                )
+            told = from_error(path, error)
+            if _only_too_long(told):
+                why = f"has a header of {told['header_bytes']} bytes, at most {PARSED} are parsed"
+                facts.broken(str(path), why, actual=told["header_bytes"])
             else:
-                described[str(path)] = from_error(path, error)
+                described[str(path)] = told
         else:
             found.append(header)
             described[str(path)] = from_header(header)
     if described:
         facts.put("weight_files", described, str(files[0].parent) if files else "")
     return found
+
+
+def _only_too_long(told: dict[str, Any]) -> bool:
+    """Whether a header is within the format's limit and in the file, and only longer than what is parsed here."""
+    declared = told.get("header_bytes")
+    if told.get("reason") != "too-large" or "looks_like" in told or not isinstance(declared, int):
+        return False
+    return declared <= min(HEADER_LIMIT, told["size"] or 0)
 
 
 def add_index(folder: Path, entries: list[Path], facts: Facts) -> None:
