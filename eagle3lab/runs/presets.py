@@ -75,7 +75,7 @@ PRESETS = {
         Preset(
             name="default",
             train_samples=500,
-            train_steps=2000,
+            train_steps=1800,
             batch_tokens=256,
             draft_vocab_size=8192,
             ttt_steps=2,
