@@ -192,3 +192,13 @@ def test_the_launch_line_counts_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.env").write_text(f"{SIMULATE}=3\nA=1\n")
     facts = collect(Inputs(launch=f"unset {SIMULATE}; B=2 {EAGLE3}", env=str(tmp_path / "a.env")))
     assert facts["env"] == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(("run", "refused"), [("' '.join(cmd), shell=True", False), ("cmd", True)])
+def test_flag_and_value_in_one_item_of_a_python_list(run: str, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "serve.py"
+    head, _, tail = EAGLE3.partition(" --speculative-algorithm")
+    words = [*head.split(), *f"--speculative-algorithm{tail}".replace(" --", "\n--").split("\n")]
+    path.write_text(f"import subprocess\ncmd = {words!r}\nsubprocess.run({run})\n")
+    codes = {code for severity, code in told(str(path)) if severity == "error"}
+    assert codes == ({"launch-options"} if refused else set())

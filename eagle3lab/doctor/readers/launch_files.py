@@ -223,10 +223,14 @@ def _of_python(text: str) -> Server:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return NONE
     best = NONE
+    joined = any(isinstance(node, ast.Attribute) and node.attr == "join" for node in nodes)
     for node in nodes:
         found = NONE
         if isinstance(node, (ast.List, ast.Tuple)):
-            found = server([_constant(item) for item in node.elts])
+            words = [_constant(item) for item in node.elts]
+            found = server(
+                [part for word in words for part in (_split(word) if joined and word[:2] == "--" else [word])]
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             found = _with_env(node.value, {}) if MENTIONED.search(node.value) else NONE
         if found.found and rank(found.words) > max(rank(best.words), 127):
