@@ -58,6 +58,7 @@ def told(line: str) -> list[Finding]:
         (SGLANG.replace(" EAGLE3", "\u00a0EAGLE3"), "U+00A0 NO-BREAK SPACE"),
         (SGLANG.replace(" D", " D\u200b"), "U+200B ZERO WIDTH SPACE"),
         (SGLANG.replace("--speculative-algorithm EAGLE3", "'--speculative-algorithm EAGLE3'"), "is one word"),
+        (SGLANG.replace(" --speculative-algorithm", " \\ --speculative-algorithm"), "begins with a blank"),
         ("vllm serve T --speculative-config", "has no value"),
         ("vllm serve T -sc", "has no value"),
         ("vllm serve T '--tensor-parallel-size 8'", "is one word"),

@@ -134,6 +134,10 @@ def _pasted(words: list[str]) -> Iterator[Finding]:
             yield error(
                 one[1], text, actual=word[:60], fix=f"make it two words, {one[1]} and {one[2][:40]}, without quotes"
             )
+        elif re.match(r"\s+--[a-z]", word, re.ASCII):
+            flag = word.split()[0]
+            text = f"{word[:60]!r} begins with a blank (a backslash in a text without line breaks?) and is no option"
+            yield error(flag, text, actual=word[:60], fix=f"write {flag} without the blank and the backslash before it")
         if odd := _INVISIBLE.search(word):
             tell = error if "--" in word else warning
             text = f"{word[:60]!r} holds the invisible character {_named(odd[0])}"
@@ -164,7 +168,7 @@ def _sglang_counts(launch: Launch) -> Iterator[Finding]:
             yield error(written, text, actual=values[0][:40], fix=f"write {written} alone, or leave it out")
         elif takes == "one" and not values and name not in (*COUNTS, *FRACTIONS, "context-length"):
             yield error(written, f"{written} has no value", fix=f"write its value behind {written}")
-        elif takes in ("one", "optional") and len(values) > 1 and values[1][:1] not in ("-", *_DASHES):
+        elif takes in ("one", "optional") and len(values) > 1 and values[1].lstrip()[:1] not in ("-", *_DASHES):
             text = f"{written} takes one value, {values[1][:40]!r} is left over"
             yield error(
                 written, text, actual=values[1][:40], fix=f"quote the value of {written}, or drop {values[1][:40]}"
