@@ -67,7 +67,8 @@ def _of_documents(documents: list[Any], source: str) -> Server:
     if best_rank:
         return best
     if not any(isinstance(document, dict) for document in documents):
-        raise ReadError(f"{source} holds a {type(first).__name__}", rule="flags and values")
+        held = "is empty" if first is None else f"holds {str(first)[:40]!r} and no flags"
+        raise ReadError(f"{source} {held}", rule="flags and values")
     flags = next((document for document in documents if isinstance(document, dict)), {})
     other = len(documents) > 1 or any(isinstance(value, (dict, list)) for value in flags.values())
     if other and not any(_FLAG.match(str(key).replace("_", "-")) for key in flags):
