@@ -119,8 +119,21 @@ def inspect(
     finish(outcome, json_output)
 
 
+def _refuse_empty(context: typer.Context) -> None:
+    """An option that is given with nothing behind it, as `--launch "$UNSET"`, is not the same as one left out."""
+    from eagle3lab.core.errors import UsageError
+
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if context.params.get(option.name or "") == "" and source is not None and source.name == "COMMANDLINE":
+            raise UsageError(
+                f"{option.opts[0]} is empty", rule="an option has a value", fix=f"leave {option.opts[0]} out"
+            )
+
+
 @app.command()
 def doctor(
+    context: typer.Context,
     paths: Annotated[list[str] | None, typer.Argument(help="Artefacts of any kind, told apart by content.")] = None,
     draft: Annotated[str, typer.Option(help="Drafter folder, config.json or safetensors file.")] = "",
     target: Annotated[str, typer.Option(help="Target folder or config.json.")] = "",
@@ -144,6 +157,7 @@ def doctor(
     from eagle3lab.doctor.run import Inputs
     from eagle3lab.steps import doctor as step
 
+    _refuse_empty(context)
     if explain:
         typer.echo(step.explain_code(explain))
         return

@@ -289,7 +289,7 @@ class Facts(Mapping[str, Any]):
                 severity="error",
                 code="artefact-broken",
                 subject=what,
-                message=f"{what}: {why}",
+                message=why if why.startswith(what) else f"{what}: {why}",
                 actual=actual,
                 rule="an artefact can be read whole",
                 fix=fix or f"write {what} again",

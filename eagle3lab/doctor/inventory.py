@@ -192,7 +192,7 @@ def _fused(present: set[str]) -> tuple[list[str], set[str]]:
 def _required(draft: Draft, target: Target | None, mla: bool, engine: str) -> dict[str, tuple[int | None, ...]]:
     required = names.expected_shapes(draft, target, mla=mla)
     borrows_head = "draft_vocab_size" in draft.config and draft.config["draft_vocab_size"] is None
-    tied = draft.config.get("tie_word_embeddings") is True  # `config-tied-head`
+    tied = bool(draft.config.get("tie_word_embeddings"))  # `config-tied-head`
     tied = tied and (_full(draft) or engine == "sglang")
     if borrows_head or tied:
         del required["lm_head.weight"]

@@ -81,6 +81,11 @@ PAIRS: dict[str, Pair] = {
         {"launch_args": [*SERVE, "--speculative-num-steps", "three"]},
         {"launch_args": [*SERVE, "--speculative-num-steps", "3"]},
     ),
+    "rope-values": (
+        "",
+        damaged(GOOD, "draft_config", "rope_scaling", value={"rope_type": "yran", "factor": 4.0}),
+        damaged(GOOD, "draft_config", "rope_scaling", value={"rope_type": "yarn", "factor": 4.0}),
+    ),
     "launch-draft-path": ("sglang", {"launch_args": ["--speculative-algorithm", "eagle3"]}, {"launch_args": SERVE}),
     "launch-draft-attention": (
         "sglang",

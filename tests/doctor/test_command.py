@@ -68,6 +68,15 @@ def test_nothing_given_is_exit_2(call) -> None:
     assert call()[0] == 2
 
 
+@pytest.mark.parametrize("flag", ["--launch", "--draft", "--engine", "--env", "--explain"])
+@pytest.mark.parametrize("form", ["{} |", "{}="])
+def test_an_option_with_nothing_behind_it_is_exit_2(flag: str, form: str, call) -> None:
+    words = [word.strip("|") for word in form.format(flag).split(" ")]
+    code, out, err = call(*words, facts=served(QWEN))
+    assert (code, out) == (2, "")
+    assert f"{flag} is empty" in err
+
+
 def test_engine_version_decides(call) -> None:
     facts = {"target": {"blocks": 61, "family": "kimi_k25"}, "draft_config_ids": [2, 30, 58],
              "states_manifest_resid_pre": [2, 30, 58]}  # fmt: skip

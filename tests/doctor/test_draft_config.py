@@ -10,7 +10,7 @@ import pytest
 from eagle3lab.doctor.run import Inputs, visit
 
 from . import conftest
-from .healthy import QWEN, config, headers
+from .healthy import QWEN, config, headers, served
 
 H = QWEN["hidden_size"]
 FC_NORM = {f"fc_norm.{i}.weight": [H] for i in range(3)}
@@ -96,6 +96,30 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ),
     ({"architectures": ["Eagle3Qwen3ForCausalLM"]}, {}, "sglang", "which SGLang 0.5.23 does not have"),
     ({"architectures": ["Eagle3DeepseekV3ForCausalLM"]}, {}, "sglang", "Eagle3DeepseekV2ForCausalLM is needed"),
+    ({"tie_word_embeddings": 1}, {}, "sglang", "logits come from the first 32000 rows of the embedding"),
+    ({"tie_word_embeddings": "false"}, {}, "sglang", "logits come from the first 32000 rows of the embedding"),
+    ({"tie_word_embeddings": "false"}, {}, "vllm", "tie_word_embeddings is the text 'false', which counts as true"),
+    ({"norm_output": "no"}, {}, "", "norm_output is the text 'no', which counts as true"),
+    ({"num_aux_hidden_states": "3"}, {}, "", "num_aux_hidden_states is '3', a whole number above 0 is needed"),
+    ({"rms_norm_eps": "1e-6"}, {}, "", "rms_norm_eps is '1e-6', needed: a small positive number"),
+    (
+        {"intermediate_size": ...},
+        {},
+        "",
+        "intermediate_size is missing, llama takes 11008: midlayer.mlp.gate_proj.weight",
+    ),
+    ({"vocab_size": ...}, {}, "", "vocab_size is missing, llama takes 32000: t2d has 151936 rows"),
+    ({"rope_scaling": "yarn"}, {}, "", "rope_scaling is 'yarn', null or a mapping is needed"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": "4"}}, {}, "", "factor is '4', a number above 0 is needed"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": -4.0}}, {}, "", "factor is -4.0, a number above 0 is needed"),
+    (
+        {"rope_scaling": {"type": "lama3", "factor": 4.0}},
+        {},
+        "",
+        "the type 'lama3', which no engine knows; did you mean",
+    ),
+    ({"rope_scaling": {"type": ["yarn"], "factor": 4.0}}, {}, "", "the type ['yarn'], which no engine knows"),
+    ({"rope_parameters": {"rope_type": "yarm", "factor": 4.0}}, {}, "", "did you mean 'yarn'?"),
     ({"rope_theta": "1000000.0"}, {}, "", "rope_theta is '1000000.0', a number above 0 is needed"),
     ({"rope_theta": 0}, {}, "sglang", "rope_theta is 0, a number above 0 is needed"),
     ({"rope_theta": -1e4}, {}, "vllm", "rope_theta is -10000.0, a number above 0 is needed"),
@@ -128,6 +152,11 @@ HEALTHY: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"mlp_bias": True}, MLP, "vllm"),
     ({"attention_bias": False, "bias": False, "mlp_bias": False}, {}, ""),
     ({"tie_word_embeddings": True}, {}, "vllm"),
+    ({"tie_word_embeddings": 0, "fc_norm": None, "norm_output": False}, {}, "sglang"),
+    ({"hidden_size": 4096.0, "head_dim": 128.0}, {}, ""),
+    ({"rope_scaling": {}}, {}, ""),
+    ({"rope_scaling": {"rope_type": "default"}}, {}, ""),
+    ({"rope_scaling": {"type": "su", "long_factor": [1.0], "short_factor": [1.0]}}, {}, ""),
     ({"tie_word_embeddings": True, "draft_vocab_size": 151936}, NO_HEAD, "sglang"),
     ({"num_hidden_layers": 2}, layer(1), "sglang"),
     ({"num_hidden_layers": 2}, layer(1), ""),
@@ -178,3 +207,27 @@ def test_a_byte_order_mark(mark: bytes, tmp_path: Path) -> None:
     found = visit(Inputs(draft=str(tmp_path))).findings
     told = " | ".join(f.message for f in found if f.severity == "error")
     assert ("byte-order mark" in told) == bool(mark)
+
+
+@pytest.mark.parametrize("kind", ["frobnicate", None])
+def test_a_scaling_that_may_be_of_another_release_is_a_warning(kind: str | None) -> None:
+    told = said({"rope_scaling": {"rope_type": kind, "factor": 4.0}}, {}, "", "warning")
+    assert "rope-values" in told
+    assert not said({"rope_scaling": {"rope_type": kind, "factor": 4.0}}, {}, "", "error")
+
+
+def test_a_switch_written_as_the_text_true_is_a_warning() -> None:
+    assert "attention_bias is the text 'true'" in said({"attention_bias": "true"}, {}, "", "warning")
+
+
+def test_a_table_that_is_left_to_the_default() -> None:
+    told = conftest.said(served(QWEN, max_position_embeddings=...), "sglang", "error")
+    assert "is 2048, which transformers takes when the key is missing, 40960 are served" in told
+    short = served({**QWEN, "max_position_embeddings": 2048}, max_position_embeddings=...)
+    assert conftest.said(short, "sglang", "error", "warning") == ""
+
+
+def test_the_scaling_of_the_target_is_read_too() -> None:
+    target = {"model_type": "qwen3", "text_config": {"hidden_size": 64, "rope_scaling": {"rope_type": "yran"}}}
+    told = conftest.said({"target_config": target}, "", "error")
+    assert "rope_scaling of the target has the type 'yran'" in told

@@ -212,3 +212,23 @@ def test_paths_that_are_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[s
 def test_half_a_surrogate_pair_in_a_description(key: str, visit) -> None:
     report = visit({"file": {"name": "model.safetensors", key: '{"\ud800": 1}', "data_bytes": 24}})
     assert "check-broken" not in {finding.code for finding in report.findings}
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_link_to_a_blob_that_was_never_fetched(draft: Path, name: str) -> None:
+    (draft / name).unlink(missing_ok=True)
+    (draft / name).symlink_to("../../blobs/0f3c")
+    report = report_on(draft)
+    said(report, "artefact-broken", name, "is a link to ../../blobs/0f3c, which is not there")
+    assert report.exit_code(strict=False) == 1
+
+
+def test_a_config_without_any_key(draft: Path) -> None:
+    (draft / "config.json").write_text("{}")
+    said(report_on(draft), "artefact-broken", "config.json is an empty object")
+
+
+def test_a_path_is_said_once(draft: Path) -> None:
+    (draft / "config.json").write_text("")
+    [told] = [f.message for f in report_on(draft).findings if f.code == "artefact-broken"]
+    assert told.count("config.json") == 1

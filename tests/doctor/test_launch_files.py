@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,19 @@ def test_files_without_a_server(name: str, text: str, tmp_path: Path) -> None:
         (f"{SIMULATE}=2 python bench.py --n 3\n{SIMULATE}=-1 {EAGLE3}", False),
         (f"if [ $BENCH ]; then export {SIMULATE}=2; fi\n{EAGLE3}", False),
         (f"{SIMULATE}=$ACC {EAGLE3}", False),
+        (f"env -S '{SIMULATE}=2 {EAGLE3}'", True),
+        (f"systemd-run --setenv={SIMULATE}=2 {EAGLE3}", True),
+        (f"/usr/bin/env -i {SIMULATE}=2 {EAGLE3}", True),
+        (f"declare -gx {SIMULATE}=2\n{EAGLE3}", True),
+        (f"{SIMULATE}=2\nexport A {SIMULATE}\n{EAGLE3}", True),
+        (f"set -eax\n{SIMULATE}=2\nset +a\n{EAGLE3}", True),
+        (f"set -o allexport; {SIMULATE}=2; {EAGLE3}", True),
+        (f"export {SIMULATE}=-1\n{SIMULATE}=2\n{EAGLE3}", True),
+        (f"(export {SIMULATE}=2; cd /x; {EAGLE3}) &", True),
+        (f"export {SIMULATE}=2\nenv -i PATH=/bin {EAGLE3}", False),
+        (f"export {SIMULATE}=2; export -n {SIMULATE}; {EAGLE3}", False),
+        (f"declare -x {SIMULATE}=2\ndeclare +x {SIMULATE}\n{EAGLE3}", False),
+        (f"export {SIMULATE}=-1; (export {SIMULATE}=2; python bench.py); {EAGLE3}", False),
     ],
 )
 @pytest.mark.parametrize("outside", ["-1", "2.5"])
@@ -147,7 +161,7 @@ def test_what_the_server_sees(line: str, invented: bool, outside: str) -> None:
     assert told(launch_args=line, env={SIMULATE: outside}) == wanted
     assert told(line, env={SIMULATE: outside}) == wanted
     if "\n" not in line and line.startswith(("env", "SGL")):
-        assert told(launch_args=line.split(" "), env={SIMULATE: outside}) == wanted
+        assert told(launch_args=shlex.split(line), env={SIMULATE: outside}) == wanted
 
 
 @pytest.mark.parametrize(
@@ -192,3 +206,52 @@ def test_the_launch_line_counts_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "a.env").write_text(f"{SIMULATE}=3\nA=1\n")
     facts = collect(Inputs(launch=f"unset {SIMULATE}; B=2 {EAGLE3}", env=str(tmp_path / "a.env")))
     assert facts["env"] == {"A": "1", "B": "2"}
+
+
+@pytest.mark.parametrize(("outside", "invented"), [({}, False), ({SIMULATE: "-1"}, True)])
+@pytest.mark.parametrize("before", ["", "set -a; set +a\n", "declare -i N=1\n"])
+def test_a_variable_that_is_not_exported(before: str, outside: dict[str, Any], invented: bool) -> None:
+    line = f"{before}{SIMULATE}=2\n{EAGLE3}"
+    wanted = [INVENTED] if invented else []  # one that comes from outside stays exported
+    assert told(line, env=outside) == wanted
+    assert told(launch_args=line, env=outside) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "invented"),
+    [
+        ("x.service", f"Environment={SIMULATE}=0\nEnvironment={SIMULATE}=2", True),
+        ("x.service", f"Environment={SIMULATE}=2\nEnvironment=", False),
+        ("x.service", f'Environment="{SIMULATE}=2" A=b\nUnsetEnvironment=A {SIMULATE}', False),
+        ("x.service", f"Environment={SIMULATE}=2\nUnsetEnvironment=A", True),
+        ("Dockerfile", f"FROM x\nENV A=b \\\n# {SIMULATE}=-1 \\\n  {SIMULATE}=2", True),
+        ("Dockerfile", f"FROM x\nENV A=b \\\n# {SIMULATE}=2 \\\n  {SIMULATE}=-1", False),
+    ],
+)
+def test_what_a_unit_and_a_dockerfile_set(name: str, lines: str, invented: bool, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(f"[Service]\n{lines}\nExecStart={EAGLE3}\n" if name == "x.service" else f"{lines}\nCMD {EAGLE3}\n")
+    assert told(str(path)) == ([INVENTED] if invented else [])
+
+
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3"])
+def test_comments_between_the_lines_of_a_command(name: str, tmp_path: Path) -> None:
+    other = "EAGLE" if name == "EAGLE3" else "EAGLE3"
+    line = (
+        f"python3 -m sglang.launch_server \\\n  # --speculative-algorithm {other} \\\n  --speculative-algorithm {name}"
+    )
+    line += " --speculative-draft-model-path D"
+    wanted = [WRONG] if name == "EAGLE" else []
+    for file, text in {"x.service": f"[Service]\nExecStart={line}\n", "Dockerfile": f"FROM x\nCMD {line}\n"}.items():
+        (tmp_path / file).write_text(text)
+        assert told(str(tmp_path / file)) == wanted, file
+
+
+@pytest.mark.parametrize(("run", "refused"), [("' '.join(cmd), shell=True", False), ("cmd", True)])
+def test_flag_and_value_in_one_item_of_a_python_list(run: str, refused: bool, tmp_path: Path) -> None:
+    path = tmp_path / "serve.py"
+    head, _, tail = EAGLE3.partition(" --speculative-algorithm")
+    words = [*head.split(), *f"--speculative-algorithm{tail}".replace(" --", "\n--").split("\n")]
+    path.write_text(f"import subprocess\ncmd = {words!r}\nsubprocess.run({run})\n")
+    codes = {code for severity, code in told(str(path)) if severity == "error"}
+    assert codes == ({"launch-options"} if refused else set())

@@ -13,7 +13,7 @@ from eagle3lab.doctor.readers import shell
 from eagle3lab.doctor.readers.launch import parse_args
 from eagle3lab.doctor.run import Inputs, collect
 
-from .launched import EAGLE, EAGLE3, SERVER, facts_of, told, unsettled
+from .launched import EAGLE, EAGLE3, SERVER, facts_of, findings, told, unsettled
 
 SD = f"{SERVER} --speculative-draft-model-path D --speculative-algorithm"
 WRONG = [("error", "launch-algorithm")]
@@ -156,3 +156,39 @@ def test_hostile_texts_end(piece: str) -> None:
     with contextlib.suppress(ValueError):
         shell.commands(piece * 30_000)
     assert time.monotonic() - begun < 20
+
+
+CUT = [
+    "{head} \\\n  --tp 8\n  --speculative-algorithm EAGLE3 \\\n  --speculative-draft-model-path D\n",
+    "{head} \\ \n  --speculative-algorithm EAGLE3 \\\n  --speculative-draft-model-path D\n",
+    "{head} \\\n  # the draft\n  --speculative-algorithm EAGLE3 \\\n  --speculative-draft-model-path D\n",
+    "bash -c '{head} \\\n  # the draft\n  --speculative-algorithm EAGLE3 --speculative-draft-model-path D'\n",
+]
+WHOLE = [
+    "{head} \\\n  --speculative-algorithm EAGLE3 \\\n  --speculative-draft-model-path D  # the draft\n\nls \\\n -l\n",
+    "{head} \\\n  --speculative-algorithm EAGLE3 \\\n  --speculative-draft-model-path D \\\n\n# next\necho x\n",
+    "{head} \\\r\n  --speculative-algorithm EAGLE3 \\\r\n  --speculative-draft-model-path D\r\n",
+    "{head}\n  --speculative-algorithm EAGLE3  # pasted from a table\n  --speculative-draft-model-path D\n",
+    "ls \\\n -l\n{head}\n  --speculative-algorithm EAGLE3\n  --speculative-draft-model-path D\n",
+]
+
+
+@pytest.mark.parametrize("text", CUT)
+def test_a_command_that_a_shell_cuts(text: str) -> None:
+    [finding] = [f for f in findings(text.format(head=SERVER)) if f.severity in ("error", "warning")]
+    assert finding.code == "artefact-broken"
+    assert "the line before --speculative-algorithm does not end with a backslash" in finding.message
+
+
+@pytest.mark.parametrize("text", WHOLE)
+def test_a_command_that_a_shell_reads_whole(text: str) -> None:
+    assert told(text.format(head=SERVER)) == []
+
+
+@pytest.mark.parametrize("name", ["EAGLE", "EAGLE3"])
+def test_a_subshell_keeps_its_variables(name: str) -> None:
+    flags = "--speculative-algorithm $A --speculative-draft-model-path D"
+    wanted = [("error", "launch-algorithm")] if name == "EAGLE" else []
+    other = "EAGLE" if name == "EAGLE3" else "EAGLE3"
+    assert told(f"A={name}\n(A={other}; echo $A)\n{SERVER} {flags}\n") == wanted
+    assert told(f"A={other}\n(A={name}\n{SERVER} {flags}) &\nwait\n") == wanted

@@ -10,6 +10,8 @@ from eagle3lab.doctor.readers.launch import parse_args, speculative_config
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of, whole
 
+LLAMA_POSITIONS = 2048
+"""max_position_embeddings of transformers' LlamaConfig (4.x and 5.x) when a config.json leaves it out."""
 _RULE = (
     "positions count from 0: a prompt of L tokens uses 0..L-1, draft step s uses L+s-1, and all must be below "
     "max_position_embeddings"
@@ -40,8 +42,11 @@ def served_context(facts: Facts) -> tuple[int | None, bool]:
 def context_table(facts: Facts) -> Iterator[Finding]:
     """Compare the draft's table with the served context; count the prompts that leave it."""
     draft = draft_of(facts)
-    table = draft.size("max_position_embeddings")
+    table, left_out = draft.size("max_position_embeddings"), ""
     served, named = served_context(facts)
+    complete = all(draft.layer.get(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    if table is None and complete and draft.config.get("architectures") and draft.layer.get("model_type") == "llama":
+        table, left_out = LLAMA_POSITIONS, ", which transformers takes when the key is missing"
     if table is None:
         if draft.config.get("architectures") and served:
             yield info(
@@ -62,7 +67,7 @@ def context_table(facts: Facts) -> Iterator[Finding]:
         counted = f"; of {len(prompts)} prompts {past['at_first_draft']} leave it at the first draft" if prompts else ""
         yield error(
             "max_position_embeddings",
-            f"max_position_embeddings of the draft is {table}, {served} are served ({where}){counted}",
+            f"max_position_embeddings of the draft is {table}{left_out}, {served} are served ({where}){counted}",
             actual=table,
             fix=f"raise max_position_embeddings to {served}{proof}",
             draft=table,

@@ -34,6 +34,11 @@ _SIZES = (
 
 _OF_TARGET = ("hidden_size", "vocab_size", "max_position_embeddings")
 
+_SWITCHES = (
+    *("tie_word_embeddings", "fc_norm", "use_aux_norm", "norm_before_fc", "norm_output", "norm_before_residual"),
+    *("attention_bias", "mlp_bias", "bias"),
+)
+"""Keys that are true or false; `fc-bypass` tells the same of use_aux_hidden_state."""
 _UNTIE = '"tie_word_embeddings": false in config.json, or leave lm_head.weight out'
 
 
@@ -57,7 +62,7 @@ def config_values(facts: Facts) -> Iterator[Finding]:
         value = draft.layer.get(key, draft.config.get(key))
         number = whole(value)
         if value is not None and (number is None or number < 1):
-            yield error(key, f"{key} is {str(value)[:40]}, a whole number above 0 is needed", actual=value)
+            yield error(key, f"{key} is {_shown(value)}, a whole number above 0 is needed", actual=value)
     flat, config = facts.mapping("target"), text_of(facts.mapping("target_config"))
     for part, keys in ((flat, ("blocks", *_OF_TARGET)), (config, ("num_hidden_layers", *_OF_TARGET))):
         for key, value in ((key, part.get(key)) for key in keys):
@@ -67,15 +72,24 @@ def config_values(facts: Facts) -> Iterator[Finding]:
     epsilon = draft.layer.get("rms_norm_eps")
     if epsilon is not None and (real(epsilon) is None or not 0 < float(epsilon) < 1):
         yield error(
-            "rms_norm_eps", f"rms_norm_eps is {str(epsilon)[:40]}, needed: a small positive number", actual=epsilon
+            "rms_norm_eps", f"rms_norm_eps is {_shown(epsilon)}, needed: a small positive number", actual=epsilon
         )
     for place, settings in (("", draft.layer), ("rope_parameters.", mapping(draft.layer.get("rope_parameters")))):
         theta = settings.get("rope_theta")
         base = real(theta)
         if theta is not None and (base is None or base <= 0):
-            shown = repr(theta) if isinstance(theta, str) else theta
-            text = f"{place}rope_theta is {str(shown)[:40]}, a number above 0 is needed"
+            text = f"{place}rope_theta is {_shown(theta)}, a number above 0 is needed"
             yield error("rope_theta", text, actual=theta, fix="write rope_theta as a number, as the draft was trained")
+    for key, value in ((key, draft.layer.get(key, draft.config.get(key))) for key in _SWITCHES):
+        if isinstance(value, str):
+            tell = warning if value.strip().lower() in ("true", "1", "yes") else error
+            text = f"{key} is the text {value[:40]!r}, which counts as true"
+            yield tell(key, text, actual=value, fix=f"write {key} as true or false, without quotes")
+
+
+def _shown(value: Any) -> str:
+    """The value for a message; a text in quotes, so that '3' is not taken for 3."""
+    return (repr(value) if isinstance(value, str) else str(value))[:40]
 
 
 @check(
@@ -206,7 +220,7 @@ def mla_rank(facts: Facts) -> Iterator[Finding]:
 def tied_head(facts: Facts) -> Iterator[Finding]:
     """A reduced vocabulary cannot be tied; a full one can, and its own head in the file is then not read."""
     draft, target = draft_of(facts), target_of(facts)
-    if draft.config.get("tie_word_embeddings") is not True or draft.speculators or not serves(facts, "sglang"):
+    if not draft.config.get("tie_word_embeddings") or draft.speculators or not serves(facts, "sglang"):
         return
     vocab, reduced = draft.vocab or (target.vocab if target else None), draft.draft_vocab
     headers = facts.mapping("draft_headers")

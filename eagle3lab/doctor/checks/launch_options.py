@@ -6,6 +6,7 @@ Only what stands behind the server's name is judged: options in front of it are 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,20 @@ VLLM_KEYS = (
 )
 """Keys of vLLM's speculative config; another one is refused."""
 
+_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\uff0d"
+"""Characters that word processors and web pages put where two hyphens were typed."""
+_INVISIBLE = re.compile("[\u00a0\u00ad\u2007\u200b-\u200f\u202f\u2060\u3000\ufeff]")
+"""Blanks that no shell takes for one, and characters without a width."""
+_ONE_WORD = re.compile(r"(--[A-Za-z][\w.-]*)\s+(\S.*)", re.DOTALL | re.ASCII)
+_TAKE_VALUE = (
+    "speculative-config",
+    "kv-transfer-config",
+    "tensor-parallel-size",
+    "pipeline-parallel-size",
+    *SPEC_FLAGS,
+)
+"""vLLM's options that end in a usage message without a value."""
+
 
 @check(
     code="launch-options",
@@ -74,10 +89,13 @@ VLLM_KEYS = (
 )
 def options(facts: Facts) -> Iterator[Finding]:
     """Misspelt flags with the nearest known one, and values of another type or below what there can be."""
-    behind = parse_args(_behind_server(facts["launch_args"]))
+    words = _behind_server(facts["launch_args"])
+    behind = parse_args(words)
     launch = behind if behind.flags else parse_args(facts["launch_args"])
+    yield from _pasted(words)
     if facts.engine_names() == ("sglang",):
         yield from _sglang_flags(behind)
+        yield from _sglang_counts(behind)
         yield from _numbers(launch, "context-length")
         yield from _sglang_types(launch)
     else:
@@ -97,10 +115,70 @@ def _behind_server(args: Any) -> list[str]:
     return words[first:] if words[first:] and words[first].startswith("-") else []
 
 
+def _pasted(words: list[str]) -> Iterator[Finding]:
+    """What is no option although it looks like one: a dash that is none, one dash, a flag and its value in one word."""
+    for word in dict.fromkeys(words):
+        name = word.lstrip("-" + _DASHES).partition("=")[0]
+        flag = f"--{name}"
+        if (
+            word[:1]
+            and (word[0] in _DASHES or word[:2] in [f"-{dash}" for dash in _DASHES])
+            and re.match(r"[a-z]", name)
+        ):
+            text = f"{word[:60]!r} begins with {_named(word)}, which makes no option: two hyphens are needed"
+            yield error(flag, text, actual=word[:60], fix=f"write {flag}")
+        elif re.match(r"-[a-z][a-z-]{4}", word) and _known(name):
+            yield error(flag, f"-{name} has one hyphen: two are needed", actual=word[:60], fix=f"write {flag}")
+        elif one := _ONE_WORD.match(word):
+            text = f"{word[:60]!r} is one word: the engine takes {one[1]} and its value apart"
+            yield error(
+                one[1], text, actual=word[:60], fix=f"make it two words, {one[1]} and {one[2][:40]}, without quotes"
+            )
+        elif re.match(r"\s+--[a-z]", word, re.ASCII):
+            flag = word.split()[0]
+            text = f"{word[:60]!r} begins with a blank (a backslash in a text without line breaks?) and is no option"
+            yield error(flag, text, actual=word[:60], fix=f"write {flag} without the blank and the backslash before it")
+        if odd := _INVISIBLE.search(word):
+            tell = error if "--" in word else warning
+            text = f"{word[:60]!r} holds the invisible character {_named(odd[0])}"
+            yield tell(word[:60], text, actual=word[:60], fix=f"type it anew: {_INVISIBLE.sub(' ', word)[:60]}")
+
+
+def _known(name: str) -> bool:
+    """Whether `name` behind two hyphens is an option of SGLang, or one of vLLM's that decide about a drafter."""
+    return name in VLLM_FLAGS or stored_option(f"--{name}") is not None
+
+
+def _named(text: str) -> str:
+    """`U+2014 EM DASH` of the first character that is not ASCII."""
+    odd = next(letter for letter in text if not letter.isascii())
+    return f"U+{ord(odd):04X} {unicodedata.name(odd, 'without a name')}"
+
+
+def _sglang_counts(launch: Launch) -> Iterator[Finding]:
+    """Options with more or fewer values than argparse takes behind them."""
+    for name, values in launch.flags.items():
+        written = launch.spelt[name]
+        option = stored_option(written.replace("_", "-"))
+        if option is None or any(map(UNKNOWN.search, values)):
+            continue
+        takes = option["takes"]
+        if takes == "none" and values:
+            text = f"{written} is a switch and takes no value, given: {values[0][:40]!r}"
+            yield error(written, text, actual=values[0][:40], fix=f"write {written} alone, or leave it out")
+        elif takes == "one" and not values and name not in (*COUNTS, *FRACTIONS, "context-length"):
+            yield error(written, f"{written} has no value", fix=f"write its value behind {written}")
+        elif takes in ("one", "optional") and len(values) > 1 and values[1].lstrip()[:1] not in ("-", *_DASHES):
+            text = f"{written} takes one value, {values[1][:40]!r} is left over"
+            yield error(
+                written, text, actual=values[1][:40], fix=f"quote the value of {written}, or drop {values[1][:40]}"
+            )
+
+
 def _sglang_flags(launch: Launch) -> Iterator[Finding]:
     for written in launch.spelt.values():
         flag = written.replace("_", "-")
-        if UNKNOWN.search(flag):
+        if UNKNOWN.search(flag) or re.search(r"\s", flag):
             continue
         if stored_option(flag) is not None:
             if flag != written:  # argparse takes no underscores; vLLM's own parser does
@@ -161,7 +239,11 @@ def _number(text: str | None) -> float | None:
 
 
 def _vllm_flags(launch: Launch) -> Iterator[Finding]:
-    for written in launch.spelt.values():
+    for name, written in launch.spelt.items():
+        if name in _TAKE_VALUE and not launch.flags[name]:
+            yield error(written, f"{written} has no value", fix=f"write its value behind {written}")
+        if re.search(r"\s", written):
+            continue
         flag, _, rest = written.lstrip("-").replace("_", "-").partition(".")
         if flag in VLLM_REMOVED:
             key = VLLM_REMOVED[flag]

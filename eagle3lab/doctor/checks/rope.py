@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from eagle3lab.core.errors import closest
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import ROPE_THETA_DEFAULT, Rope, draft_of, mapping, real, rope_of, target_of, text_of
+from eagle3lab.doctor.views import ROPE_THETA_DEFAULT, Rope, draft_of, mapping, real, rope_of, target_of, text_of, whole
 
 _OTHER_NAMES = (
     "rope_base",
@@ -20,6 +21,13 @@ _OTHER_NAMES = (
     "rope_theta_base",
 )
 """Names under which other code keeps theta; no engine reads them in a Llama config."""
+_ALIKE = 0.7
+"""A type this much like a known one is that one misspelt."""
+_KINDS = (
+    *("default", "linear", "dynamic", "yarn", "longrope", "llama3", "su", "mrope", "proportional"),
+    *("deepseek_yarn", "deepseek_llama_scaling", "mllama4", "ntk", "xdrope", "openpangu"),
+)
+"""Types of scaling that transformers 5, SGLang 0.5.23 or vLLM 0.33.0 know."""
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -37,6 +45,46 @@ def _shown(rope: Rope) -> dict[str, Any] | None:
         return None
     rest = {key: value for key, value in rope.scaling.items() if key not in ("type", "rope_type", "rope_theta")}
     return {"rope_type": rope.kind, **rest}
+
+
+@check(
+    code="rope-values",
+    title="settings of the scaling that no reader takes",
+    reads=("draft_config|target|target_config",),
+    also=("draft_config", "target", "target_config"),
+    rule="rope_scaling is null or a mapping with a known type; its factor and lengths are numbers above 0",
+    fix="write rope_scaling as the draft was trained",
+    symptom="an error while the model is built, or no scaling at all",
+)
+def rope_values(facts: Facts) -> Iterator[Finding]:
+    """A text instead of a mapping, a misspelt type, a factor that is none."""
+    target = {**text_of(facts.mapping("target_config")), **facts.mapping("target")}
+    for whose, config in (("", draft_of(facts).layer), (" of the target", target)):
+        for key in ("rope_scaling", "rope_parameters"):
+            if config.get(key) is not None:
+                yield from _scaling_values(key + whose, config[key])
+
+
+def _scaling_values(subject: str, value: Any) -> Iterator[Finding]:
+    if not isinstance(value, Mapping):
+        yield error(subject, f"{subject} is {value!r:.60}, null or a mapping is needed", actual=value)
+        return
+    for name in ("factor", "original_max_position_embeddings"):
+        given = value.get(name)
+        number = real(given) if name == "factor" else whole(given)
+        if given is not None and (number is None or number <= 0):
+            yield error(subject, f"{subject}: {name} is {given!r:.40}, a number above 0 is needed", actual=given)
+    kind = value.get("rope_type", value.get("type"))
+    if kind is None and value.get("factor") is not None:
+        text = f"{subject} has a factor and no type: no reader scales by it"
+        yield warning(subject, text, actual=None, fix='"rope_type": "yarn" (or linear, llama3, ...) beside the factor')
+    elif kind is not None and kind not in _KINDS:
+        near, alike = closest(str(kind), _KINDS)
+        tell = error if alike >= _ALIKE or not isinstance(kind, str) else warning
+        hint = f"; did you mean {near!r}?" if alike >= _ALIKE else ""
+        yield tell(
+            subject, f"{subject} has the type {kind!r:.40}, which no engine knows{hint}", actual=kind, nearest=near
+        )
 
 
 @check(

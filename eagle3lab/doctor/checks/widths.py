@@ -12,6 +12,14 @@ from eagle3lab.doctor.inventory import Inventory, is_other_method, take
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.views import draft_of, target_of
 
+_DEFAULTS = {
+    "llama": {
+        "hidden_size": (4096, "norm.weight"),
+        "intermediate_size": (11008, "midlayer.mlp.gate_proj.weight"),
+        "vocab_size": (32000, "t2d"),
+    }
+}
+"""Sizes that transformers' LlamaConfig (4.x and 5.x) takes for those left out, and a tensor with as many rows."""
 _ALSO = ("draft_config", "target", "target_config")
 
 
@@ -145,6 +153,7 @@ def width_others(facts: Facts) -> Iterator[Finding]:
     inventory = take(facts)
     if inventory is None or is_other_method(facts, inventory.headers):
         return
+    yield from _left_out(facts, inventory)
     for name, expected in _expectations(facts, inventory).items():
         shape = inventory.shape(name)
         if shape is None:
@@ -160,6 +169,18 @@ def width_others(facts: Facts) -> Iterator[Finding]:
             needed=wanted,
             transposed=shape[::-1] == list(expected),
         )
+
+
+def _left_out(facts: Facts, inventory: Inventory) -> Iterator[Finding]:
+    """Sizes that config.json leaves to transformers' default, where the file has another one."""
+    draft = draft_of(facts)
+    kind = draft.layer.get("model_type")
+    defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) and inventory.whole else {}
+    for key, (default, name) in defaults.items():
+        shape = inventory.shape(name)
+        if draft.layer.get(key, draft.config.get(key)) is None and shape and shape[0] != default:
+            text = f"{key} is missing, {kind} takes {default}: {inventory.file_name(name)} has {shape[0]} rows"
+            yield error(key, text, actual=None, needed=shape[0], fix=f'"{key}": {shape[0]} in config.json')
 
 
 def _expectations(facts: Facts, inventory: Inventory) -> dict[str, tuple[int | None, ...]]:

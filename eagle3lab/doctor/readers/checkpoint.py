@@ -89,7 +89,11 @@ def _open(
             facts.broken(str(path), error.what)
             return None, [], path
         for entry in outside:
-            facts.could_not(str(entry), "it is a link that leads out of the folder or nowhere")
+            wanted = entry.suffix == ".safetensors" or entry.name == "config.json"
+            if wanted and entry.is_symlink() and not entry.exists():
+                facts.broken(str(entry), f"is a link to {entry.readlink()}, which is not there", fix="fetch it again")
+            else:
+                facts.could_not(str(entry), "it is a link that leads out of the folder or nowhere")
         config_file = next((entry for entry in entries if entry.name == "config.json"), None)
         files = _weight_files(path, entries, only, facts)
         if not only:
@@ -125,6 +129,10 @@ def _config(path: Path, facts: Facts) -> dict[str, Any] | None:
     if not isinstance(parsed.value, dict):
         facts.broken(str(path), f"holds a {type(parsed.value).__name__}, a JSON object is needed")
         return None
+    if not parsed.value:
+        facts.broken(
+            str(path), f"{path} is an empty object", fix="write the config.json that the weights were saved with"
+        )
     if parsed.duplicates:
         facts.broken(str(path), f"keys stand twice: {', '.join(parsed.duplicates[:5])}", fix="keep one of each")
     if parsed.not_finite:

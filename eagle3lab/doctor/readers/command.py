@@ -23,6 +23,7 @@ MENTIONED = re.compile(r"\b(?:sglang|vllm|launch_server)\b|--speculative-")
 _SHELLS = re.compile(r"(?:\S*/)?(?:ba|da|z|k|a|c|tc)?sh|(?:\S*/)?(?:su|runuser|script|busybox)")
 _TALKING = re.compile(r"(?:\S*/)?(?:echo|printf|grep|egrep|pgrep|pkill|kill|killall|ps|git|logger|which|cat)")
 """Commands whose words name a server and start none."""
+_SETTING = ("declare", "typeset")
 _MOST_TEXTS = 200
 _DEEPEST = 5
 """Commands within commands: srun bash -c "tmux new 'python3 ...'"."""
@@ -36,12 +37,22 @@ class Server:
         words: its words, without the assignments in front of it. env: variables that the text sets for it; None is
             one that it takes away. others: how many other servers the text starts.
         found: a server's name or a flag of speculation or of the model is there; else `words` is the whole text.
+        assigned: variables that the text sets and does not export: the server sees those that come from outside.
+        alone: nothing comes from outside (`env -i`). cut: see `shell.Command`.
     """
 
     words: list[str]
     env: Mapping[str, str | None]
     others: int = 0
     found: bool = True
+    assigned: Mapping[str, str | None] = field(default_factory=dict)
+    alone: bool = False
+    cut: str = ""
+
+    def seen(self, outside: Mapping[str, Any]) -> dict[str, Any]:
+        """Variables that the server sees where `outside` are set around it; None is one that is taken away."""
+        inherited = {} if self.alone else {**outside, **{n: v for n, v in self.assigned.items() if n in outside}}
+        return {**inherited, **self.env}
 
 
 @dataclass
@@ -57,6 +68,7 @@ class _Line:
     around: list[list[str]] = field(default_factory=list)
     places: list[Place] = field(default_factory=lambda: [()])
     kept: bool = False
+    cut: str = ""
 
 
 def server(args: Any, variables: dict[str, str] | None = None) -> Server:
@@ -81,10 +93,10 @@ def server(args: Any, variables: dict[str, str] | None = None) -> Server:
     if not best:
         return Server([word for line in lines for word in line.words if not line.around], {}, 0, found=False)
     chosen = lines[servers[-1]]
-    words, env = _without_front(chosen.words), _environment(lines[: servers[-1]], chosen)
+    words, seen = _without_front(chosen.words), _environment(lines[: servers[-1]], chosen)
     if variables and not isinstance(args, str) and not chosen.around:
         words = [shell.expanded(word, variables) for word in words]
-    return Server(words, env, len(servers) - 1)
+    return Server(words, seen.env, len(servers) - 1, assigned=seen.plain, alone=seen.alone, cut=chosen.cut)
 
 
 def server_at(words: list[str]) -> int | None:
@@ -118,7 +130,7 @@ class _Finder:
         found, after = shell.commands(text, variables)
         around, places, kept = ([*outer.around, outer.words], outer.places, outer.kept) if outer else ([], [], False)
         for command in found:
-            line = _Line(command.words, around, [*places, command.place], kept)
+            line = _Line(command.words, around, [*places, command.place], kept, command.cut)
             yield from self.unwrapped(line, after)
             if MENTIONED.search(command.body):
                 yield from self.tried(command.body, after, replace(line, kept=True))
@@ -146,17 +158,25 @@ class _Finder:
                 if self.left >= 0 and len(line.around) < _DEEPEST:
                     yield from self.lines(word, variables, line)
                 continue
-            if ASSIGNMENT.match(word):
+            if ASSIGNMENT.match(word) and words[n - 1 : n] not in (["-S"], ["--split-string"]):
                 continue  # CMD="python3 ..." runs where $CMD stands
             text = word.partition("=")[2] if word.startswith("-") else word  # sbatch --wrap="python3 ..."
             if re.search(r"\s", text) and text.lstrip()[:1] not in ("{", "[", "<") and MENTIONED.search(text):
                 yield from self.tried(text, variables, line)
 
 
+def _clears(front: list[str]) -> int:
+    """Index of the option by which `env` takes everything from outside away; 0 for none."""
+    at = next((n for n, word in enumerate(front) if word.rpartition("/")[2] == "env"), len(front))
+    return next((n for n in range(at, len(front)) if front[n] in ("-i", "-", "--ignore-environment")), 0)
+
+
 def _without_front(words: list[str]) -> list[str]:
     """The command without the assignments before its first flag."""
     kept: list[str] = []
     flags = False
+    if cleared := _clears(words[: server_at(words)]):
+        words = words[:cleared] + words[cleared + 1 :]  # what it leaves is told beside the words
     for word in words:
         flags = flags or word.startswith("--")
         if flags or not (ASSIGNMENT.match(word) or (not kept and word in shell.DECLARING)):
@@ -164,29 +184,61 @@ def _without_front(words: list[str]) -> list[str]:
     return kept
 
 
-def _environment(before: list[_Line], chosen: _Line) -> dict[str, str | None]:
+@dataclass
+class _Seen:
+    """Variables as the text goes on: exported, set for the shell alone, and whether `set -a` exports all."""
+
+    env: dict[str, str | None] = field(default_factory=dict)
+    plain: dict[str, str | None] = field(default_factory=dict)
+    all: bool = False
+    alone: bool = False
+
+    def put(self, name: str, value: str | None, *, export: bool) -> None:
+        """A variable that is exported stays so; what is taken away is gone for the server and for the shell."""
+        if export or self.all or self.env.get(name) is not None or value is None:
+            self.env[name] = value
+            self.plain.pop(name, None)
+        else:
+            self.plain[name] = value
+
+    def run(self, words: list[str], *, surely: bool) -> None:
+        """What a command of assignments alone, a `set -a`, an `export` or an `unset` does."""
+        first, rest = words[0], [word for word in words[1:] if word[:1] not in ("-", "+")]
+        options = [word for word in words[1:] if word not in rest]
+        if first == "set":
+            for n, word in enumerate(words[1:], 1):
+                if re.fullmatch(r"[-+]\w*a\w*", word) or words[n : n + 2] in (["-o", "allexport"], ["+o", "allexport"]):
+                    self.all = word[0] == "-"
+        elif first == "unset" or (first == "export" and "-n" in options) or (first in _SETTING and "+x" in options):
+            for name in rest:
+                self.put(name.partition("=")[0], None, export=True)
+        else:
+            declared = first in shell.DECLARING
+            export = first == "export" or (declared and any(re.match(r"-\w*x", word) for word in options))
+            given = rest if declared else words
+            if all(ASSIGNMENT.match(word) or (export and word.isidentifier()) for word in given):
+                for word in given:
+                    name, equals, value = word.partition("=")
+                    if equals or name in self.plain:
+                        value = value if equals else self.plain[name] or ""
+                        self.put(name, value if surely else f"${name}", export=export)
+
+
+def _environment(before: list[_Line], chosen: _Line) -> _Seen:
     """Variables that the text sets for the server, the last one in force: from the outermost command inwards."""
-    env: dict[str, str | None] = {}
+    seen = _Seen()
     for depth, words in enumerate([*chosen.around, chosen.words]):
         for line in before:
-            if line.around != chosen.around[:depth] or line.kept > chosen.kept:
+            if line.around != chosen.around[:depth] or line.kept > chosen.kept or not line.words:
                 continue
             surely = surely_before(line.places[-1], chosen.places[depth])
             if surely is not False:  # what a branch before it sets is not settled
-                env.update((name, value if surely else f"${name}") for name, value in _settings(line.words))
-        env.update(_given_in_front(words))
-    return env
-
-
-def _settings(words: list[str]) -> Iterator[tuple[str, str | None]]:
-    """What a command of assignments alone, an `export` or an `unset` does."""
-    if words[:1] == ["unset"]:
-        yield from ((name, None) for name in words[1:])
-        return
-    declared = words[:1] and words[0] in shell.DECLARING
-    rest = [word for word in words[1:] if word[:1] not in ("-", "+")] if declared else words
-    if all(map(ASSIGNMENT.match, rest)):
-        yield from _pairs(rest)
+                seen.run(line.words, surely=bool(surely))
+        front = words[: server_at(words)]
+        if _clears(front):
+            seen = _Seen(alone=True)
+        seen.env.update(_given_in_front(words))
+    return seen
 
 
 def _given_in_front(words: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -194,11 +246,11 @@ def _given_in_front(words: list[str]) -> Iterator[tuple[str, str | None]]:
     at = server_at(words)
     front = words if at is None else words[:at]
     for n, word in enumerate(front):
-        option = re.match(r"--(?:env|export)=|-[ex](?==?[A-Za-z_]\w*=)=?", word)
+        option = re.match(r"--(?:env|export|setenv)=|-[ex](?==?[A-Za-z_]\w*=)=?", word)
         before = front[n - 1] if n else ""
         if before in ("-u", "--unset") and "env" in front[: n - 1]:
             yield word, None
-        elif option or not before.startswith("--") or before in ("--env", "--export"):
+        elif option or not before.startswith("--") or before in ("--env", "--export", "--setenv"):
             yield from _pairs(re.split(r",(?=[A-Za-z_]\w*=)", word[option.end() :] if option else word))
 
 

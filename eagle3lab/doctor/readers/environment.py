@@ -30,7 +30,7 @@ def read_env(value: str, facts: Facts) -> None:
         else:
             parsed = dict(parse_env(text)) or _unnamed(text, str(path))
     except ReadError as error:
-        facts.broken(str(path), error.what, fix=f"env > {path}")
+        facts.broken(str(path), error.what, fix="env > FILE; eagle3lab doctor --env FILE")
         return
     if not parsed:
         facts.could_not(str(path), "it holds no NAME=value line", fix=f"env > {path}")

@@ -230,13 +230,17 @@ def read(value: str, facts: Facts) -> None:
         return
     facts.put("launch_args", found.words, source)
     remark(facts, found, source)
-    env = {name: one for name, one in {**facts.mapping("env"), **found.env}.items() if one is not None}
+    env = {name: one for name, one in found.seen(facts.mapping("env")).items() if one is not None}
     if env or facts.has("env"):
         facts.put("env", env, source)
 
 
 def remark(facts: Facts, found: Server, source: str) -> None:
     """Say what of a launch line is not judged: other servers, words that the text does not settle, its config file."""
+    if found.cut:
+        why = f"the line before {found.cut[:80]} does not end with a backslash, as the others do: a shell ends the "
+        why += "command there (a comment line in between and a blank behind the backslash do the same)"
+        facts.broken("launch line", why, fix="end every line of the command but the last one with a backslash")
     if found.others:
         facts.could_not(f"{found.others} more launch lines in {source}", "one server is checked, the last one",
                         fix="give each launch line by itself")  # fmt: skip
@@ -283,5 +287,5 @@ def named_paths(launch: Launch, engine: str) -> tuple[str | None, str | None]:
 
 def environment(facts: Facts) -> dict[str, Any]:
     """Variables that the server sees: those given, and over them the ones that the launch line sets or takes away."""
-    env = {**facts.mapping("env"), **server(facts.get("launch_args")).env}
+    env = server(facts.get("launch_args")).seen(facts.mapping("env"))
     return {name: value for name, value in env.items() if value is not None}

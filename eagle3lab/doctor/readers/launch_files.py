@@ -67,7 +67,8 @@ def _of_documents(documents: list[Any], source: str) -> Server:
     if best_rank:
         return best
     if not any(isinstance(document, dict) for document in documents):
-        raise ReadError(f"{source} holds a {type(first).__name__}", rule="flags and values")
+        held = "is empty" if first is None else f"holds {str(first)[:40]!r} and no flags"
+        raise ReadError(f"{source} {held}", rule="flags and values")
     flags = next((document for document in documents if isinstance(document, dict)), {})
     other = len(documents) > 1 or any(isinstance(value, (dict, list)) for value in flags.values())
     if other and not any(_FLAG.match(str(key).replace("_", "-")) for key in flags):
@@ -133,7 +134,7 @@ def _with_env(args: str | list[str], env: dict[str, str]) -> Server:
         found = server(put_in(args) if isinstance(args, str) else [put_in(word) for word in args], env)
     except ReadError:
         return NONE
-    return replace(found, env={**env, **found.env})
+    return replace(found, env=found.seen(env))
 
 
 def _flags(mapping: dict[Any, Any]) -> list[str]:
@@ -158,9 +159,10 @@ def _is_dockerfile(text: str) -> bool:
     return bool(starts) and starts[0].startswith("FROM ") and any(re.match(r"CMD\b|ENTRYPOINT\b", one) for one in lines)
 
 
-def _joined(text: str) -> list[str]:
-    """Lines, those that end with a backslash joined with the next."""
-    return re.sub(r"\\[ \t]*\r?\n", " ", text).splitlines()
+def _joined(text: str, comment: str = "#") -> list[str]:
+    """Lines, those that end with a backslash joined with the next; lines of comment in between end nothing."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith(tuple(comment))]
+    return re.sub(r"\\[ \t]*\n", " ", "\n".join(lines)).splitlines()
 
 
 def _of_dockerfile(text: str, source: str) -> Server:
@@ -185,7 +187,7 @@ def _of_dockerfile(text: str, source: str) -> Server:
             parts[name] = _command_words(rest, source)
     words = parts.get("ENTRYPOINT", [one for one in image if "vllm-openai" in one]) + parts.get("CMD", [])
     found = server(words, known)
-    return replace(found, env={**env, **found.env})
+    return replace(found, env=found.seen(env))
 
 
 def _command_words(rest: str, source: str) -> list[str]:
@@ -205,15 +207,19 @@ def _split(text: str) -> list[str]:
 def _of_unit(text: str) -> Server:
     """ExecStart of a systemd unit, with its Environment= lines."""
     env: dict[str, str] = {}
+    removed: list[str] = []
     started = ""
-    for line in _joined(text):
+    for line in _joined(text, "#;"):
         name, _, value = line.partition("=")
         if name.strip() == "Environment":
-            env |= variables(_split(value))
+            env = env | variables(_split(value)) if value.strip() else {}
+        elif name.strip() == "UnsetEnvironment":
+            removed += [one.partition("=")[0] for one in _split(value)]
         elif name.strip() == "ExecStart":
             started = value.strip().lstrip("@-:+!")
+    env = {name: value for name, value in env.items() if name not in removed}
     found = server(started, env)
-    return replace(found, env={**env, **found.env})
+    return replace(found, env=found.seen(env))
 
 
 def _of_python(text: str) -> Server:
@@ -223,10 +229,14 @@ def _of_python(text: str) -> Server:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return NONE
     best = NONE
+    joined = any(isinstance(node, ast.Attribute) and node.attr == "join" for node in nodes)
     for node in nodes:
         found = NONE
         if isinstance(node, (ast.List, ast.Tuple)):
-            found = server([_constant(item) for item in node.elts])
+            words = [_constant(item) for item in node.elts]
+            found = server(
+                [part for word in words for part in (_split(word) if joined and word[:2] == "--" else [word])]
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and re.search(r"\s", node.value):
             found = _with_env(node.value, {}) if MENTIONED.search(node.value) else NONE
         if found.found and rank(found.words) > max(rank(best.words), 127):

@@ -21,6 +21,8 @@ _REDIRECTION = re.compile(r"(?:&>>?|[<>]+[&|]?)")
 _HERE = re.compile(r"<<(-?)[ \t]*\\?(['\"]?)([\w.-]+)\2")
 _CONTINUED = re.compile(r"(?:[ \t]*(?:#[^\n]*)?\n)+[ \t]*--?[A-Za-z]")
 """Line breaks before a line that begins with a flag, which no command does: the line before goes on."""
+_BROKEN = re.compile(r"\\[ \t]+\n")
+"""A blank behind the backslash: the shell reads an escaped blank, and the command ends at the line break."""
 UNKNOWN = re.compile(r"\$[\w{(@*]|`")
 """What is left of an expansion that the text does not settle."""
 DECLARING = ("export", "declare", "typeset", "readonly", "local")
@@ -47,11 +49,17 @@ class TooLong(ValueError):
 
 @dataclass
 class Command:
-    """Words of one command, assignments in front of it among them, its here-documents, and the branches around it."""
+    """Words of one command, assignments in front of it among them.
+
+    Fields:
+        place: the branches around it. body: its here-documents. cut: the first word that a shell would not count to
+            it, because a line before it, unlike others, does not end with a backslash; empty when there is none.
+    """
 
     words: list[str]
     place: Place = ()
     body: str = ""
+    cut: str = ""
 
 
 def commands(text: str, variables: dict[str, str] | None = None) -> tuple[list[Command], dict[str, str]]:
@@ -83,6 +91,7 @@ class _Shell:
         self.dropped = False
         self.characters = 0
         self.unended = 0
+        self.continued, self.cut = False, ""
 
     def commands(self) -> list[Command]:
         while self.at < len(self.text):
@@ -100,7 +109,11 @@ class _Shell:
 
     def _step(self) -> None:
         here, rest = self.text[self.at], self.text[self.at : self.at + 200]
-        if here == "\\":
+        if broken := _BROKEN.match(rest):
+            self._end_word()
+            self.at, self.continued = self.at + len(broken[0]) - 1, True
+        elif here == "\\":
+            self.continued = self.continued or rest[1:2] == "\n"
             self._add("" if rest[1:2] == "\n" else rest[1:2], 2)
         elif here == "'" or rest.startswith("$'"):
             self._single()
@@ -315,6 +328,7 @@ class _Shell:
         if here == "\n" and not self.here and self.words and (more := _CONTINUED.match(self.text, self.at)):
             self._end_word()
             self.at = more.end() - len(more[0].rpartition("\n")[2])
+            self.cut = self.cut or self.text[self.at :].split(maxsplit=1)[0]
             return
         two = self.text[self.at : self.at + 2]
         named = (self.word is not None) + len(self.words) == 1
@@ -322,8 +336,13 @@ class _Shell:
             self.defines = True
         if here == ")" and self.variables.innermost() == "case" and not self._case_body():
             self.variables.pattern(catches_all=self.word == "*")
+        opens = here == "(" and not self.words and self.word is None and not self.defines
         self._end_command()
-        if two in ("&&", "||"):
+        if opens and self.variables.innermost() != "case":
+            self.variables.open("subshell")
+        elif here == ")" and self.variables.innermost() == "subshell":
+            self.variables.close()
+        elif two in ("&&", "||"):
             self._chained(two)
             self.at += 1
         elif here in "\n;&" and self.variables.innermost() == "chain":
@@ -367,6 +386,7 @@ class _Shell:
         self._end_word()
         self.dropped = False
         words, self.words = self.words, []
+        cut, self.continued, self.cut = self.cut if self.continued else "", False, ""
         if not words:
             return
         if words[0] == "unset":
@@ -376,4 +396,4 @@ class _Shell:
             for name in words[1:2] if words[0] in ("for", "select") else words[1:]:
                 self.variables.set(name, UNSETTLED)
         if words[0] not in ("for", "select", "case", "function"):
-            self.found.append(Command(words, self.variables.place()))
+            self.found.append(Command(words, self.variables.place(), cut=cut))

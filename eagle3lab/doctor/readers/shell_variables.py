@@ -23,15 +23,16 @@ State = Value | None | _Absent
 _PLACE_DEPTH = 20
 """Branches within branches that are told apart: a place is kept for every command."""
 Place = tuple[tuple[int, int], ...]
-"""The open branches from the outermost, each with the number of its alternative."""
+"""The open branches from the outermost, each with the number of its alternative; a subshell's number is below 0."""
 
 
 def surely_before(earlier: Place, later: Place) -> bool | None:
-    """Whether what stands at `earlier` has run when `later` runs; None for perhaps, False in another alternative."""
-    for one, other in zip(earlier, later, strict=False):
-        if one != other:
-            return False if one[0] == other[0] else None
-    return True if len(earlier) <= len(later) else None
+    """Whether what `earlier` did is in force at `later`; None for perhaps, False in another alternative or subshell."""
+    same = next((n for n, pair in enumerate(zip(earlier, later, strict=False)) if pair[0] != pair[1]), len(later))
+    own, other = earlier[same:], later[same:]
+    if any(number < 0 for number, _ in own) or (own and other and own[0][0] == other[0][0]):
+        return False
+    return None if own else True
 
 
 @dataclass
@@ -105,7 +106,8 @@ class Variables:
     def open(self, kind: str) -> None:
         """A branch begins."""
         self._opened += 1
-        self._open.append(_Branch(kind, self._opened, started=kind != "case"))
+        number = -self._opened if kind == "subshell" else self._opened
+        self._open.append(_Branch(kind, number, started=kind != "case"))
 
     def pattern(self, *, catches_all: bool) -> None:
         """A pattern of a `case`: an alternative begins."""
@@ -126,7 +128,9 @@ class Variables:
         if branch.started:
             self.alternative()
         self._open.pop()
-        if branch.kind == "group":
+        if branch.kind == "subshell":
+            outcomes: dict[str, State] = {}
+        elif branch.kind == "group":
             outcomes = {name: branch.ends[-1][name] for name in branch.before}
         else:
             outcomes = {name: _merged(name, list(_ways(branch, name))) for name in branch.before.keys() - branch.local}
