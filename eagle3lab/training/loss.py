@@ -279,7 +279,9 @@ def ttt_loss(
         loss (scalar) and the sums per step.
     """
     zeros = torch.zeros(len(hidden), dtype=torch.float64, device=hidden[0].device)
-    sums = StepSums(*(zeros.clone() for _ in range(4)), zeros.clone() if expected else None)
+    sums = StepSums(
+        zeros.clone(), zeros.clone(), zeros.clone(), zeros.clone(), expected=zeros.clone() if expected else None
+    )
     loss = _FusedLoss.apply(head, teacher_head, last, supervision, kind, temperature, feature_weight, sums, *hidden)
     return loss, sums
 
