@@ -192,3 +192,21 @@ def test_a_subshell_keeps_its_variables(name: str) -> None:
     other = "EAGLE" if name == "EAGLE3" else "EAGLE3"
     assert told(f"A={name}\n(A={other}; echo $A)\n{SERVER} {flags}\n") == wanted
     assert told(f"A={other}\n(A={name}\n{SERVER} {flags}) &\nwait\n") == wanted
+
+
+@pytest.mark.parametrize("line", [EAGLE, EAGLE3])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```bash\n{}\n```",
+        "Start the server, it's this:\n\n~~~\n$ {}\n~~~\nand don't stop it.\n",
+        "1. install\n   ```sh\n   pip install x\n   ```\n2. serve\n   ```\n   {}\n   ```\n",
+        "`{}`",
+        "docker run --gpus all `\n  lmsysorg/sglang `\n  {}",
+        "{} ^\r\n  --tp 8 ^\r\n  --port 30000",
+        "{} `\n  --tp 8 `\n  --port 30000",
+    ],
+)
+def test_lines_copied_from_a_page_or_another_shell(text: str, line: str) -> None:
+    wanted = [("error", "launch-algorithm")] if line == EAGLE else []
+    assert told(text.format(line)) == wanted

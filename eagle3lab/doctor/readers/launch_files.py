@@ -22,6 +22,7 @@ NONE = Server([], {}, found=False)
 _LISTED = re.compile(r"\s*(?:CMD|ENTRYPOINT)?\s*(\[\s*\".*\])\s*", re.DOTALL)
 """A launch line as a JSON list of words, as in a Dockerfile."""
 _INSTRUCTION = re.compile(r"\s*(FROM|ENV|ARG|CMD|ENTRYPOINT)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_FENCED = re.compile(r"(?ms)^[ \t]*(?:```|~~~)[^\n`]*\n(.*?)^[ \t]*(?:```|~~~)[ \t]*$")
 _UNIT = re.compile(r"(?m)^ExecStart\s*=")
 _ARGUMENTS = re.compile(r".*(?:args|arguments|flags)", re.IGNORECASE)
 """Keys of helm charts and the like under which flags stand: args, extraArgs, serverArgs."""
@@ -37,6 +38,8 @@ def listed(text: str) -> bool:
 
 def server_of(text: str, source: str, suffix: str = "") -> Server:
     """The server's command of a text in any of the layouts; `suffix` is the file's, empty for an argument."""
+    if suffix in ("", ".md", ".markdown"):
+        text = _code(text)
     if suffix in (".yaml", ".yml"):
         return _of_documents(parse_yaml_documents(text, source), source)
     if suffix == ".json":
@@ -50,6 +53,14 @@ def server_of(text: str, source: str, suffix: str = "") -> Server:
     if _is_dockerfile(text):
         return _of_dockerfile(text, source)
     return server(text)
+
+
+def _code(text: str) -> str:
+    """What stands between a page's code marks, without its prose; a text without marks is returned as it is."""
+    if blocks := _FENCED.findall(text):
+        return "\n".join(blocks)
+    inline = re.fullmatch(r"\s*`([^`\n]+)`\s*", text)
+    return inline[1] if inline else text
 
 
 # YAML and JSON

@@ -115,6 +115,8 @@ class _Shell:
         elif here == "\\":
             self.continued = self.continued or rest[1:2] == "\n"
             self._add("" if rest[1:2] == "\n" else rest[1:2], 2)
+        elif here in "`^" and rest[1:2] == "\n" and self.word is None:
+            self.at += 2  # how PowerShell and cmd go on
         elif here == "'" or rest.startswith("$'"):
             self._single()
         elif here == '"':
