@@ -7,7 +7,8 @@ A view never raises on a hostile config: a value of the wrong type reads as abse
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,11 @@ VLLM_CLASSES = {
     *("Eagle3Qwen3vlForCausalLM", "Eagle3Qwen3ForCausalLM", "Eagle3DeepseekV3ForCausalLM", EAGLE3_LLAMA, EAGLE3_MLA),
 }
 """Source: vllm/model_executor/models/registry.py of vLLM 0.32.0."""
+LLAMA_DEFAULTS = {
+    **{"hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000},
+    "max_position_embeddings": 2048,
+}
+"""Sizes that transformers' LlamaConfig (4.x and 5.x) takes where a config.json leaves them out."""
 ROPE_THETA_DEFAULT = 10000.0
 """What transformers' Llama config, SGLang and vLLM take when they find no theta."""
 IDS_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -58,6 +64,11 @@ def mapping(value: Any) -> Mapping[str, Any]:
 def items(value: Any) -> list[Any]:
     """`value` when it is a list, else an empty one."""
     return value if isinstance(value, list) else []
+
+
+def given_twice(values: Iterable[Any]) -> list[Any]:
+    """The values that stand more than once, in ascending order."""
+    return sorted(value for value, count in Counter(values).items() if count > 1)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from typing import Any
 from eagle3lab.core.foreign_files import looks_like
 from eagle3lab.core.safetensors_header import (
     HEADER_LIMIT,
+    PEEK,
     Header,
     HeaderError,
     bytes_of,
@@ -30,7 +31,6 @@ from eagle3lab.core.safetensors_header import (
 from eagle3lab.doctor.views import mapping, whole
 
 FAULTS_LISTED = 50
-PEEK = 4096
 _POINTER = re.compile(rb"(?:\xef\xbb\xbf)?\s*version https?://\S*git-lfs")
 _POINTER_SIZE = re.compile(rb"^size (\d{1,20})\s*$", re.MULTILINE)
 _SPARSE = re.compile(r"(\d+)\s*bytes")

@@ -36,8 +36,7 @@ class Window:
     """Numbers of the steps since the last row: loss, gradient norm, and six sums of each TTT step.
 
     The sums: weighted loss, hits, counted pairs, feature term, expected acceptance, and the counted pairs of the steps
-    that had it.
-    They are 0 in steps whose sums were not computed (`Trainer.step`).
+    that had it. They are 0 in steps whose sums were not computed (`Trainer.step`).
     """
 
     def __init__(self, depth: int) -> None:

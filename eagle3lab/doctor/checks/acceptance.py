@@ -17,6 +17,8 @@ from eagle3lab.doctor.views import mapping, real, whole
 
 LOOK_AT = ["algorithm flag", "keys of the draft", "vocabulary map", "capture points"]
 """Where zero acceptance comes from, most frequent first."""
+LOOK_WITH = "eagle3lab doctor --draft DRAFT --target TARGET --launch '...'"
+"""The command that looks at all of it."""
 ABSENT = ["speculation off", "older server", "no verify step yet"]
 FEW_STEPS = 4
 """Below this many verify steps zero accepted drafts prove little: a draft right 40 % of the time misses three in a row
@@ -41,7 +43,7 @@ OTHER_COUNT = 0.25
     reads=("meta_info",),
     also=("steps", "topk", "draft_tokens"),
     rule="judge by correct drafts: spec_accept_length counts the prefill token, so zero acceptance reads n/(n-1) > 1",
-    fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
+    fix=LOOK_WITH,
     symptom="accept length a little above 1, no speed-up, right text",
 )
 def answer(facts: Facts) -> Iterator[Finding]:

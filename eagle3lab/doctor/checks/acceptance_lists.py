@@ -15,7 +15,7 @@ from eagle3lab.acceptance.definitions import (
     length_from_conditional,
     length_from_joint,
 )
-from eagle3lab.doctor.checks.acceptance import BARELY, COUNTERS, LOOK_AT
+from eagle3lab.doctor.checks.acceptance import BARELY, COUNTERS, LOOK_AT, LOOK_WITH
 from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
@@ -23,7 +23,6 @@ from eagle3lab.doctor.views import mapping, real, whole
 
 BESIDE = tuple(name for pair in COUNTERS for name in pair)
 RATES_RULE = "joint S_j = steps that accepted at least j / all steps, never rising; conditional c_j = S_j / S_{j-1}"
-FIRST = "eagle3lab doctor --draft DRAFT --target TARGET --launch '...'"
 ROUNDED = 5e-3
 """Difference by position that rounding to two digits explains."""
 MEANINGS = {
@@ -127,10 +126,10 @@ def _next_to_nothing(subject: str, length: float) -> Iterator[Finding]:
     """Rates of which none is above 0, or that make a length barely above 1."""
     if length == 1:
         text = f"every rate is 0: no draft was ever right; look at {', '.join(LOOK_AT)}"
-        yield error(subject, text, actual=length, fix=FIRST, look_at=LOOK_AT)
+        yield error(subject, text, actual=length, fix=LOOK_WITH, look_at=LOOK_AT)
     elif length <= BARELY:
         text = f"accept length {length:.4g} is barely above 1.00: look at {', '.join(LOOK_AT)}"
-        yield warning(subject, text, actual=length, fix=FIRST, look_at=LOOK_AT)
+        yield warning(subject, text, actual=length, fix=LOOK_WITH, look_at=LOOK_AT)
 
 
 def _against_counters(subject: str, length: float, positions: int, facts: Facts) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from eagle3lab.acceptance.definitions import first_rise
 from eagle3lab.core.errors import AcceptanceError
 from eagle3lab.doctor.checks.acceptance import (
     ABSENT,
+    LOOK_WITH,
     as_the_server_says,
     counts_of,
     judged,
@@ -171,7 +172,7 @@ def _joint_alone(stated: list[Any], counts: AcceptanceCounts) -> Iterator[Findin
     reads=("answers",),
     also=("steps",),
     rule="counts add up over answers; a mean of their lengths is another number",
-    fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
+    fix=LOOK_WITH,
 )
 def answers(facts: Facts) -> Iterator[Finding]:
     """Sum of all answers that carry counters."""

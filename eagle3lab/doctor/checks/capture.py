@@ -11,7 +11,7 @@ from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import Launch, parse_args, speculative_config
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.rows import longest_shared_prefix
-from eagle3lab.doctor.views import mapping, whole
+from eagle3lab.doctor.views import given_twice, mapping, whole
 
 RADIX, CHUNK = "--disable-radix-cache", "--chunked-prefill-size"
 LISTED = 1000
@@ -226,7 +226,7 @@ def resume(facts: Facts) -> Iterator[Finding]:
         first = range(min(planned, LISTED + len(seen)))
         todo = [index for index in first if index not in seen][:LISTED]
         evidence |= {"todo": todo, "work": max(planned, 0) - len(seen) + len(redo)}
-    twice = sorted({index for index in valid if valid.count(index) > 1}) if len(set(valid)) < len(valid) else []
+    twice = given_twice(valid)
     if twice:
         text = f"{valid.count(twice[0])} good shards have the number {twice[0]}: their samples count more than once"
         yield error("shards", text, actual=twice[:20], fix="keep one shard of a number")

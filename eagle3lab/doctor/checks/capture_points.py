@@ -13,7 +13,7 @@ from eagle3lab.doctor.findings import Finding, error, info
 from eagle3lab.doctor.readers.launch import Launch, parse_args
 from eagle3lab.doctor.readers.shell import UNKNOWN
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import id_list, target_of
+from eagle3lab.doctor.views import given_twice, id_list, target_of
 
 CAPTURE = "--enable-return-aux-hidden-states"
 FLAG = "--return-aux-hidden-state-layer-ids"
@@ -72,7 +72,7 @@ def capture_points(facts: Facts) -> Iterator[Finding]:
         text = f"{FLAG} {' '.join(launch.flags[FLAG.removeprefix('--')])[:60]!r} is no list of whole numbers"
         yield error(FLAG, text, actual=None)
         return
-    repeated = sorted({i for i in ids if ids.count(i) > 1})
+    repeated = given_twice(ids)
     outside = [i for i in ids if i < 0 or (blocks is not None and i >= blocks)]
     if repeated or outside:
         what = f"id {outside[0]} is out of range" if outside else f"id {repeated[0]} is given twice"

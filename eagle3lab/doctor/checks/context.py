@@ -8,10 +8,8 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.readers.launch import parse_args, speculative_config
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import draft_of, target_of, whole
+from eagle3lab.doctor.views import LLAMA_DEFAULTS, draft_of, target_of, whole
 
-LLAMA_POSITIONS = 2048
-"""max_position_embeddings of transformers' LlamaConfig (4.x and 5.x) when a config.json leaves it out."""
 _RULE = (
     "positions count from 0: a prompt of L tokens uses 0..L-1, draft step s uses L+s-1, and all must be below "
     "max_position_embeddings"
@@ -46,7 +44,10 @@ def context_table(facts: Facts) -> Iterator[Finding]:
     served, named = served_context(facts)
     complete = all(draft.layer.get(key) for key in ("hidden_size", "intermediate_size", "num_attention_heads"))
     if table is None and complete and draft.config.get("architectures") and draft.layer.get("model_type") == "llama":
-        table, left_out = LLAMA_POSITIONS, ", which transformers takes when the key is missing"
+        table, left_out = (
+            LLAMA_DEFAULTS["max_position_embeddings"],
+            ", which transformers takes when the key is missing",
+        )
     if table is None:
         if draft.config.get("architectures") and served:
             yield info(

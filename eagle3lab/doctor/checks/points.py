@@ -10,7 +10,7 @@ from eagle3lab.doctor.facts import Engine, Facts
 from eagle3lab.doctor.findings import Finding, error, info, of_severity, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.tensor_names import shape_of, strip_prefix
-from eagle3lab.doctor.views import draft_of, id_list, target_of
+from eagle3lab.doctor.views import draft_of, given_twice, id_list, target_of
 
 _ALSO = ("draft_config", "draft_config_ids", "target", "target_config", "states_manifest_resid_pre", "draft_headers")
 _OFF_BY_ONE = "about 0.10 of accept length for an off-by-one; acceptance does not fall to zero and nothing is logged"
@@ -232,12 +232,12 @@ def _range_fault(view: View, blocks: int, state: int | None, fc_in: int | None) 
     if negative:
         text = f"id {', '.join(map(str, negative))} is out of range: ids are 0 to {blocks} for {blocks} blocks"
         return error("capture points", text, actual=view.read, **numbers)
-    repeated = sorted({i for i in asked if asked.count(i) > 1})
+    repeated = given_twice(asked)
     if repeated and view.read is None:
         text = f"the default ids {asked} of {blocks} blocks are repeated and unsorted, {len(set(asked))} distinct"
         return error("capture points", f"{text}; {lost}", actual=asked, **numbers, default=asked)
     if repeated:
-        twice = sorted({i for i in view.read or [] if (view.read or []).count(i) > 1})
+        twice = given_twice(view.read or [])
         text = f"id {', '.join(map(str, twice))} is given twice: {len(set(asked))} distinct of {len(asked)} wanted"
         return error("capture points", f"{text}; {name}: {lost}", actual=view.read, **numbers)
     beyond = [i for i in asked if i > blocks or i < 0]

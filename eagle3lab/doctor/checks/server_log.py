@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, judged
+from eagle3lab.doctor.checks.acceptance import BARELY, LOOK_AT, LOOK_WITH, judged
 from eagle3lab.doctor.checks.launch import ALIAS
 from eagle3lab.doctor.checks.launch import algorithm as launch_algorithm
 from eagle3lab.doctor.facts import Engine, Facts
@@ -25,7 +25,7 @@ GEMMA_DRAFTS = ("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM
     title="acceptance lines of a server log",
     reads=("log",),
     rule="1.00 < accept length <= draft steps + 1, rate up to 1; a line is a mean over its log interval, not a count",
-    fix="eagle3lab doctor --draft DRAFT --target TARGET --launch '...'",
+    fix=LOOK_WITH,
     symptom="every line says accept len: 1.00",
 )
 def acceptance(facts: Facts) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.registry import check
 from eagle3lab.doctor.rows import RowReport
-from eagle3lab.doctor.views import id_list, items, mapping, real, whole
+from eagle3lab.doctor.views import given_twice, id_list, items, mapping, real, whole
 
 
 @check(
@@ -60,7 +60,7 @@ def _manifest(manifest: Mapping[str, Any]) -> Iterator[Finding]:
         text = f"manifest.json is none of {SCHEMA}: {faults[0][:160]}{more}"
         yield error("manifest", text, actual=faults[0], faults=faults, fix=fix)
     names = [str(mapping(item).get("name")) for item in items(manifest.get("shards"))]
-    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    twice = given_twice(names)
     if twice:
         text = f"manifest.json lists {twice[0][:80]} {names.count(twice[0])} times"
         yield error("manifest", text, actual=twice[:20], fix="list every shard once, or capture again")

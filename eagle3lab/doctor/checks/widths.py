@@ -10,16 +10,10 @@ from eagle3lab.doctor.facts import Facts
 from eagle3lab.doctor.findings import Finding, error, info, warning
 from eagle3lab.doctor.inventory import Inventory, is_other_method, take
 from eagle3lab.doctor.registry import check
-from eagle3lab.doctor.views import draft_of, target_of
+from eagle3lab.doctor.views import LLAMA_DEFAULTS, draft_of, target_of
 
-_DEFAULTS = {
-    "llama": {
-        "hidden_size": (4096, "norm.weight"),
-        "intermediate_size": (11008, "midlayer.mlp.gate_proj.weight"),
-        "vocab_size": (32000, "t2d"),
-    }
-}
-"""Sizes that transformers' LlamaConfig (4.x and 5.x) takes for those left out, and a tensor with as many rows."""
+_ROWS_OF = {"hidden_size": "norm.weight", "intermediate_size": "midlayer.mlp.gate_proj.weight", "vocab_size": "t2d"}
+"""A tensor with as many rows as a size says."""
 _ALSO = ("draft_config", "target", "target_config")
 
 
@@ -174,12 +168,12 @@ def width_others(facts: Facts) -> Iterator[Finding]:
 def _left_out(facts: Facts, inventory: Inventory) -> Iterator[Finding]:
     """Sizes that config.json leaves to transformers' default, where the file has another one."""
     draft = draft_of(facts)
-    kind = draft.layer.get("model_type")
-    defaults = _DEFAULTS.get(kind, {}) if isinstance(kind, str) and inventory.whole else {}
-    for key, (default, name) in defaults.items():
-        shape = inventory.shape(name)
+    if draft.layer.get("model_type") != "llama" or not inventory.whole:
+        return
+    for key, name in _ROWS_OF.items():
+        default, shape = LLAMA_DEFAULTS[key], inventory.shape(name)
         if draft.layer.get(key, draft.config.get(key)) is None and shape and shape[0] != default:
-            text = f"{key} is missing, {kind} takes {default}: {inventory.file_name(name)} has {shape[0]} rows"
+            text = f"{key} is missing, llama takes {default}: {inventory.file_name(name)} has {shape[0]} rows"
             yield error(key, text, actual=None, needed=shape[0], fix=f'"{key}": {shape[0]} in config.json')
 
 
